@@ -1,0 +1,147 @@
+"""Every error Turnkeep raises on purpose.
+
+Catch `TurnkeepError` for all of them::
+
+    TurnkeepError
+    ├── InvalidInputError          what you passed can't be stored or used; nothing happened
+    │   ├── UnstorableError        a value has no exact JSON text: `path`, `reason` (G3)
+    │   ├── UnknownToolCallError   a tool result answers no pending call: `pending`
+    │   └── PendingCallsError      a turn was to end with calls that have no result: `pending` (G7)
+    ├── UnreadableError            stored text is exact, but Python can't hold its value: `path`, `reason`
+    ├── NotFoundError              no such conversation, branch or checkpoint
+    ├── ConflictError              another writer has extended the branch; nothing was written (G2)
+    │   ├── KeyReusedError         an idempotency key came again with another body (G4)
+    │   ├── TurnOpenError          a turn is open where a new one was to begin: `pending`
+    │   └── TurnNotOpenError       a save where no turn is open
+    ├── LeaseError
+    │   ├── LeaseHeldError         somebody else's lease is live; nothing was written (G5)
+    │   └── LeaseLostError         this lease has been lost or has expired; nothing was written (G5)
+    ├── DatabaseError
+    │   ├── UnavailableError       the database can't be reached, or did not answer in time
+    │   ├── PoolExhaustedError     all connections of this store were busy until the deadline
+    │   ├── SchemaError            the schema is missing, or of another release
+    │   ├── PermissionDeniedError  the role lacks a right
+    │   └── CorruptionError        stored rows contradict each other; nothing was guessed
+    ├── EmbeddedError              the embedded Postgres can't be started, reached or stopped
+    ├── ConfigurationError         no database is named, or a setting can't be right
+    └── UsageError                 a store used after close, or from another event loop
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from turnkeep.model import PendingCall
+
+
+class TurnkeepError(Exception):
+    """Root of every error that Turnkeep raises on purpose."""
+
+
+class InvalidInputError(TurnkeepError):
+    """What was passed can't be stored or used. Raised before anything else happens."""
+
+
+class UnstorableError(InvalidInputError):
+    """A value has no exact JSON text, or goes beyond a stated limit (G3).
+
+    `path` leads to the value as a subscript chain, such as `messages[0]["content"]`; `reason` says why.
+    """
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+        self.reason = reason
+
+
+class _NamesPendingCalls(TurnkeepError):
+    def __init__(self, message: str, pending: Sequence[PendingCall] = ()) -> None:
+        super().__init__(message)
+        self.pending = tuple(pending)
+
+
+class UnknownToolCallError(_NamesPendingCalls, InvalidInputError):
+    """A tool result answers no pending call. `pending` lists the calls that wait for one."""
+
+
+class PendingCallsError(_NamesPendingCalls, InvalidInputError):
+    """A turn was to end while tool calls have no result (G7). `pending` lists them."""
+
+
+class UnreadableError(TurnkeepError):
+    """The stored text is exact, but Python can't hold its value: read the text instead."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+        self.reason = reason
+
+
+class NotFoundError(TurnkeepError):
+    """There is no such conversation, branch or checkpoint."""
+
+
+class ConflictError(TurnkeepError):
+    """Another writer has extended the branch; nothing of this write is kept (G2)."""
+
+
+class KeyReusedError(ConflictError):
+    """An idempotency key came again with another body (G4)."""
+
+
+class TurnOpenError(_NamesPendingCalls, ConflictError):
+    """A turn is open where a new one was to begin. `pending` lists its calls without result."""
+
+
+class TurnNotOpenError(ConflictError):
+    """A save where no turn is open: begin one first."""
+
+
+class LeaseError(TurnkeepError):
+    """A lease stands in the way (G5)."""
+
+
+class LeaseHeldError(LeaseError):
+    """Somebody else's lease on the branch is live; nothing was written (G5)."""
+
+
+class LeaseLostError(LeaseError):
+    """This lease has expired or has been given to somebody else; nothing was written (G5)."""
+
+
+class DatabaseError(TurnkeepError):
+    """The database could not do what was asked."""
+
+
+class UnavailableError(DatabaseError):
+    """The database can't be reached, or did not answer before the deadline."""
+
+
+class PoolExhaustedError(DatabaseError):
+    """All connections of this store were busy until the deadline."""
+
+
+class SchemaError(DatabaseError):
+    """The schema is missing, or of another release: run `turnkeep migrate`."""
+
+
+class PermissionDeniedError(DatabaseError):
+    """The database role lacks a right that the message names."""
+
+
+class CorruptionError(DatabaseError):
+    """Stored rows contradict each other. Nothing was guessed and nothing was written."""
+
+
+class EmbeddedError(TurnkeepError):
+    """The embedded Postgres can't be started, reached or stopped."""
+
+
+class ConfigurationError(TurnkeepError):
+    """No database is named, or a setting can't be right."""
+
+
+class UsageError(TurnkeepError):
+    """A store was used after it was closed, or from another event loop than its own."""
