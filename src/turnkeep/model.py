@@ -1,0 +1,225 @@
+"""The records that the store gives back: frozen, and plain data all through.
+
+A checkpoint holds JSON as the exact text that was stored (G3). Its values (`messages`, `state`, …) are
+parsed when they are first asked for.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+from turnkeep import jsontext
+from turnkeep.errors import InvalidInputError
+
+MAIN_BRANCH = 0
+FINAL_PHASE = "final"
+
+# Text ids become UUIDs of version 5 in this namespace, over tenant, NUL and text.
+ID_NAMESPACE = uuid.UUID("6f0f0c5e-6c0b-5d5b-9e0a-7a6b2f1c8d4e")
+
+_MAX_ID_CHARACTERS = 1000
+
+
+def conversation_uuid(conversation: str | uuid.UUID, *, tenant: str = "") -> uuid.UUID:
+    """Give the UUID that a conversation's id stands for.
+
+    A canonical lower-case UUID, as text or as an object, stands for itself. Any other text of 1 to 1,000
+    characters becomes a UUID of version 5 in `ID_NAMESPACE`, so the same text names the same conversation
+    in every process. Raises `InvalidInputError` for anything else.
+    """
+    if isinstance(conversation, uuid.UUID):
+        return conversation
+    text = check_text(conversation, "conversation", _MAX_ID_CHARACTERS)
+    try:
+        parsed = uuid.UUID(text)
+    except ValueError:
+        parsed = None
+    if parsed is not None and str(parsed) == text:
+        return parsed
+    return uuid.uuid5(ID_NAMESPACE, f"{tenant}\0{text}")
+
+
+def check_text(text: object, name: str, max_characters: int) -> str:
+    """Return `text` if a Postgres text column can hold it and it is neither empty nor too long."""
+    if not isinstance(text, str):
+        raise InvalidInputError(f"{name}: expected text, got {type(text).__name__}")
+    if not 1 <= len(text) <= max_characters:
+        raise InvalidInputError(f"{name}: {len(text)} characters; 1 to {max_characters} are allowed")
+    if "\0" in text or not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
+        raise InvalidInputError(f"{name}: text with NUL or a lone surrogate can't be an identifier: {text!r}")
+    return text
+
+
+@dataclass(frozen=True)
+class PendingCall:
+    """A tool call that has no result yet, known by where it was issued and never by the provider's id.
+
+    `index` is its place in `tool_calls` of the checkpoint at (`turn_index`, `sub_step`), whose text is
+    `tool_calls_text`. `uncertain` is true on a branch forked after the call was issued: whether it ran is
+    for the branch that issued it to know.
+    """
+
+    turn_index: int
+    sub_step: int
+    index: int
+    uncertain: bool
+    tool_calls_text: str = field(repr=False)
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """(turn_index, sub_step, index): the call's identity on its branch."""
+        return self.turn_index, self.sub_step, self.index
+
+    @cached_property
+    def call(self) -> Any:
+        """The call as it was passed to `save`."""
+        return jsontext.decode(self.tool_calls_text, "tool_calls")[self.index]
+
+    @property
+    def call_id(self) -> str | None:
+        """The provider's id of the call, if it has one. Providers reuse ids: it identifies nothing by itself."""
+        return call_id_of(self.call)
+
+    def __str__(self) -> str:
+        call = self.call if isinstance(self.call, dict) else {}
+        function = call.get("function")
+        name = call.get("name") or (function.get("name") if isinstance(function, dict) else None) or "call"
+        return f"{name} ({self.call_id or 'no id'}) of turn {self.turn_index}.{self.sub_step}"
+
+
+def call_id_of(call: object) -> str | None:
+    """The id under which a provider knows a tool call."""
+    if isinstance(call, dict):
+        for key in ("id", "call_id", "tool_call_id", "tool_use_id"):
+            if isinstance(value := call.get(key), str):
+                return value
+    return None
+
+
+def answered_id_of(result: object) -> str | None:
+    """The id of the call that a tool result says it answers."""
+    if isinstance(result, dict):
+        for key in ("tool_call_id", "tool_use_id", "call_id", "id"):
+            if isinstance(value := result.get(key), str):
+                return value
+    return None
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An immutable snapshot of a conversation at (`branch`, `turn_index`, `sub_step`) (G2).
+
+    `turn_index` is −1 and `phase` None before the first turn. `parent` is the (turn_index, sub_step, branch)
+    it extends. `message_texts`, `state_text`, `tool_calls_text` and `tool_results_text` are the exact JSON
+    texts; the properties of the same names without `_text` parse them and raise `UnreadableError` for
+    what Python can't hold. `status` and the lease are those of the branch at the time of reading.
+    """
+
+    conversation_id: uuid.UUID
+    external_id: str
+    agent_id: str | None
+    branch: int
+    branch_name: str | None
+    turn_index: int
+    sub_step: int
+    phase: str | None
+    parent: tuple[int, int, int] | None
+    created_at: datetime | None
+    write_id: uuid.UUID | None
+    status: str
+    lease_owner: str | None
+    lease_until: datetime | None
+    pending: tuple[PendingCall, ...]
+    message_texts: tuple[str, ...]
+    state_text: str | None
+    tool_calls_text: str | None
+    tool_results_text: str | None
+
+    @property
+    def turn_open(self) -> bool:
+        """Whether the turn goes on after this checkpoint."""
+        return self.phase is not None and self.phase != FINAL_PHASE
+
+    @cached_property
+    def messages(self) -> list[Any]:
+        """The messages in order."""
+        return [jsontext.decode(text, f"messages[{i}]") for i, text in enumerate(self.message_texts)]
+
+    @cached_property
+    def state(self) -> Any:
+        """The state, or None where none was ever saved."""
+        return None if self.state_text is None else jsontext.decode(self.state_text, "state")
+
+    @cached_property
+    def tool_calls(self) -> list[Any]:
+        """The tool calls saved with this checkpoint."""
+        return [] if self.tool_calls_text is None else jsontext.decode(self.tool_calls_text, "tool_calls")
+
+    @cached_property
+    def tool_results(self) -> list[Any]:
+        """The tool results saved with this checkpoint."""
+        return [] if self.tool_results_text is None else jsontext.decode(self.tool_results_text, "tool_results")
+
+
+@dataclass(frozen=True)
+class CheckpointSummary:
+    """A checkpoint without its content: what a history lists. The counts are numbers of elements."""
+
+    branch: int
+    turn_index: int
+    sub_step: int
+    phase: str
+    agent_id: str | None
+    created_at: datetime
+    write_id: uuid.UUID
+    messages: int
+    tool_calls: int
+    tool_results: int
+
+
+@dataclass(frozen=True)
+class ConversationSummary:
+    """A conversation as a list shows it, by the head of its current branch."""
+
+    conversation_id: uuid.UUID
+    external_id: str
+    agent_id: str | None
+    created_at: datetime
+    branch: int
+    branch_name: str | None
+    status: str
+    turn_index: int
+    sub_step: int
+    turn_started_at: datetime
+    updated_at: datetime
+    lease_owner: str | None
+    lease_until: datetime | None
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a write came to: a checkpoint that is durable now (G1).
+
+    `repeated` is true where the same write, or a turn begun under the same key, had been there before (G4);
+    the place is then the one it has now. `final` is true where that turn has ended.
+    """
+
+    branch: int
+    turn_index: int
+    sub_step: int
+    repeated: bool
+    final: bool
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A time-limited right to write to a branch (G5). `token` is its fencing token."""
+
+    owner: str
+    token: int
+    seconds: float
+    until: datetime

@@ -1,0 +1,328 @@
+"""A branch as a writer holds it: turns, sub-steps, leases."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from turnkeep import jsontext
+from turnkeep.errors import (
+    ConflictError,
+    InvalidInputError,
+    KeyReusedError,
+    LeaseHeldError,
+    LeaseLostError,
+    NotFoundError,
+    PendingCallsError,
+    TurnOpenError,
+    UnknownToolCallError,
+)
+from turnkeep.model import FINAL_PHASE, Checkpoint, Lease, PendingCall, Saved, check_text
+from turnkeep.store import _rows, _tool_calls, _writes
+from turnkeep.store._async_database import AsyncDatabase
+from turnkeep.store._writes import UNCHANGED, Content, Message
+
+Wanted = tuple[uuid.UUID, int | None, int | None, int | None]
+"""A checkpoint to read: conversation, branch (None: the current one), turn_index and sub_step (None: the head)."""
+
+_MAX_KEY_CHARACTERS = 500
+_MAX_OWNER_CHARACTERS = 200
+_LONGEST_LEASE = 86_400.0
+
+
+async def read_checkpoints(database: AsyncDatabase, wanted: Sequence[Wanted]) -> dict[int, Checkpoint]:
+    """Read checkpoints whole in one round trip, by ordinal from 1; what does not exist is left out."""
+    conversations, branches, turns, sub_steps = ([*column] for column in zip(*wanted, strict=True))
+    rows = await database.fetch(
+        "restore",
+        {"conversations": conversations, "branches": branches, "turns": turns, "sub_steps": sub_steps},
+    )
+    return _rows.checkpoints(rows)
+
+
+class AsyncBranch:
+    """One line of turns of a conversation, and the place where the next write goes.
+
+    Made by `AsyncStore.conversation` and `AsyncStore.fork`. Writes of one handle follow each other, also when
+    several tasks call it. Two handles on one branch exclude each other: the second to write gets `ConflictError`
+    and `refresh()` brings it up to date (G2). After a write that failed or was cancelled the handle stays where
+    it was: the same call with the same `write_id` gives the outcome the first one had, whatever that was (G4).
+    """
+
+    def __init__(self, database: AsyncDatabase, checkpoint: Checkpoint, agent_id: str | None = None) -> None:
+        self._database = database
+        self._lock = asyncio.Lock()
+        self._lease: Lease | None = None
+        self.agent_id = agent_id or checkpoint.agent_id
+        self.conversation_id = checkpoint.conversation_id
+        self.external_id = checkpoint.external_id
+        self.branch = checkpoint.branch
+        self._take(checkpoint)
+
+    def __repr__(self) -> str:
+        return f"<AsyncBranch {self.external_id!r} branch {self.branch} at {self.turn_index}.{self.sub_step}>"
+
+    @property
+    def turn_open(self) -> bool:
+        """Whether a turn is open at the head."""
+        return self._phase is not None and self._phase != FINAL_PHASE
+
+    @property
+    def pending(self) -> tuple[PendingCall, ...]:
+        """The tool calls of the open turn that have no result yet, in the order of issue."""
+        return self._pending
+
+    @property
+    def lease(self) -> Lease | None:
+        """The lease this handle writes under, as far as it knows."""
+        return self._lease
+
+    async def begin_turn(
+        self,
+        message: Message | Sequence[Message],
+        *,
+        key: str | None = None,
+        state: object = UNCHANGED,
+        write_id: uuid.UUID | None = None,
+    ) -> Saved:
+        """Open the next turn with its input, durable before any inference (G1).
+
+        `message` is one JSON object or a list of them. Under a `key` (1 to 500 characters) the turn begins
+        once: the same key gives that turn again, at its newest checkpoint, from any process (G4); with
+        another body it raises `KeyReusedError`. Raises `TurnOpenError` while another turn is open.
+        """
+        messages = list(message) if isinstance(message, list | tuple) else [message]
+        if key is not None:
+            check_text(key, "key", _MAX_KEY_CHARACTERS)
+        content = _writes.content(messages, None, None, state)
+        digest = None if key is None else jsontext.digest(messages)
+        async with self._lock:
+            try:
+                outcome, branch, turn_index, sub_step = await self._write(
+                    content, "input", write_id, key=key, digest=digest
+                )
+            except TurnOpenError as error:
+                names = ", ".join(map(str, self._pending)) or "none"
+                raise TurnOpenError(
+                    f"{self._name}: turn {self.turn_index} is open (pending calls: {names}): go on with it, or end it "
+                    "with final=True, before a new one begins",
+                    self._pending,
+                ) from error
+            if outcome == "key_reused":
+                raise KeyReusedError(f"{self._name}: key {key!r} has begun turn {turn_index} with another body")
+            if outcome == "taken":
+                return await self._turn_again(branch, turn_index)
+            return self._advance(outcome, turn_index, sub_step, "input", ())
+
+    async def save(
+        self,
+        messages: Sequence[Message] = (),
+        *,
+        tool_calls: Sequence[object] | None = None,
+        tool_results: Sequence[object] | None = None,
+        answers: Sequence[PendingCall] | None = None,
+        state: object = UNCHANGED,
+        final: bool = False,
+        write_id: uuid.UUID | None = None,
+    ) -> Saved:
+        """Append a sub-step to the open turn. It is durable when this returns (G1).
+
+        `messages` are the new ones only. `tool_calls` become pending; each of `tool_results` answers a pending
+        call, found by the provider's id or named in `answers`. `state` is any JSON value, `UNCHANGED` the one
+        before. `final` ends the turn, which all its calls must have been answered for (`PendingCallsError`).
+        `write_id` makes a retry of your own harmless, from any process: the same id gives the first outcome.
+
+        Raises `UnstorableError` before anything else happens (G3), `ConflictError` if another writer was
+        faster (G2), `LeaseHeldError` or `LeaseLostError` (G5), `TurnNotOpenError`.
+        """
+        content = _writes.content(messages, tool_calls, tool_results, state)
+        phase = FINAL_PHASE if final else _phase(content)
+        async with self._lock:
+            issued: list[PendingCall] = []
+            if content.tool_calls is not None:
+                issued = _rows.issued(content.tool_calls, self.turn_index, self.sub_step + 1)
+            pending = (*self._pending, *issued)
+            try:
+                answered = _tool_calls.answered(tool_results or (), pending, answers)
+                open_calls = tuple(call for call in pending if call not in answered)
+                if final and open_calls:
+                    names = ", ".join(map(str, open_calls))
+                    raise PendingCallsError(
+                        f"{self._name}: the turn can't end while tool calls have no result ({names}): save a result "
+                        "for each; where the outcome is unknown, one that says so",
+                        open_calls,
+                    )
+            except (PendingCallsError, UnknownToolCallError):
+                # A retry from another handle: what it answers may have been answered by its first try.
+                if write_id is not None and (first := await self._first_outcome(write_id)) is not None:
+                    return first
+                raise
+            outcome, _, turn_index, sub_step = await self._write(
+                content, phase, write_id, answers=[number for call in answered for number in call.place]
+            )
+            return self._advance(outcome, turn_index, sub_step, phase, open_calls)
+
+    async def refresh(self) -> Checkpoint:
+        """Read the head again and go on from there. Gives the checkpoint, with its messages."""
+        async with self._lock:
+            return await self._read_head()
+
+    async def claim(self, *, owner: str | None = None, seconds: float = 15.0) -> Lease:
+        """Take a lease on the branch and go on from its head; every later write carries and renews it (G5).
+
+        `seconds` is how long it lives after each write or `renew()`, by the database's clock. `owner` is a name
+        for people, by default host and process id. Raises `LeaseHeldError` while somebody else's is live.
+        """
+        if not 0 < seconds <= _LONGEST_LEASE:
+            raise InvalidInputError(f"seconds: a lease of more than 0 and at most {_LONGEST_LEASE} s is needed")
+        owner = check_text(owner or f"{socket.gethostname()}:{os.getpid()}", "owner", _MAX_OWNER_CHARACTERS)
+        token = secrets.randbits(62) + 1
+        async with self._lock:
+            ((outcome, until, held_by),) = await self._database.fetch(
+                "claim", {**self._place, "owner": owner, "token": token, "lease_seconds": seconds}
+            )
+            if outcome == "not_found":
+                raise NotFoundError(f"{self._name} is not there any more")
+            if outcome == "lease_held":
+                raise LeaseHeldError(f"{self._name}: {held_by} holds a lease until {until:%H:%M:%S.%f %Z}")
+            self._lease = Lease(owner, token, seconds, until)
+            await self._read_head()
+            return self._lease
+
+    async def renew(self) -> Lease:
+        """Let the lease live for its full length from now. Raises `LeaseLostError` if it has not lived until now."""
+        lease = self._held_lease()
+        ((until,),) = await self._database.fetch(
+            "renew", {**self._place, "token": lease.token, "lease_seconds": lease.seconds}
+        )
+        if until is None:
+            raise LeaseLostError(f"{self._name}: the lease of {lease.owner} was lost: claim it again before writing")
+        self._lease = replace(lease, until=until)
+        return self._lease
+
+    async def release(self) -> bool:
+        """Hand the lease back. An open turn is then ready for the next runner. False if it was lost already."""
+        lease = self._held_lease()
+        async with self._lock:
+            ((released,),) = await self._database.fetch("release", {**self._place, "token": lease.token})
+            self._lease = None
+            return bool(released)
+
+    @property
+    def _name(self) -> str:
+        return f"conversation {self.external_id!r}, branch {self.branch}"
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        return {"conversation": self.conversation_id, "branch": self.branch}
+
+    def _held_lease(self) -> Lease:
+        if self._lease is None:
+            raise LeaseLostError(f"{self._name}: this handle holds no lease: claim one first")
+        return self._lease
+
+    def _take(self, checkpoint: Checkpoint) -> None:
+        self.turn_index = checkpoint.turn_index
+        self.sub_step = checkpoint.sub_step
+        self._phase = checkpoint.phase
+        self._pending = checkpoint.pending
+        self.checkpoint = checkpoint
+
+    def _advance(
+        self, outcome: str, turn_index: int, sub_step: int, phase: str, pending: tuple[PendingCall, ...]
+    ) -> Saved:
+        if (turn_index, sub_step) == self._next_place(phase):
+            self.turn_index, self.sub_step, self._phase, self._pending = turn_index, sub_step, phase, pending
+        return Saved(self.branch, turn_index, sub_step, outcome == "repeated", phase == FINAL_PHASE)
+
+    def _next_place(self, phase: str) -> tuple[int, int]:
+        return (self.turn_index + 1, 0) if phase == "input" else (self.turn_index, self.sub_step + 1)
+
+    async def _read_head(self) -> Checkpoint:
+        found = await read_checkpoints(self._database, [(self.conversation_id, self.branch, None, None)])
+        if 1 not in found:
+            raise NotFoundError(f"{self._name} is not there any more")
+        self._take(found[1])
+        return found[1]
+
+    async def _turn_again(self, branch: int, turn_index: int) -> Saved:
+        """The newest checkpoint of a turn that its key has begun before."""
+        if branch == self.branch:
+            await self._read_head()
+        ((_, _, sub_step, phase, *_),) = await self._database.fetch(
+            "history",
+            {**self._place, "branch": branch, "before_turn": turn_index + 1, "before_sub_step": 0, "limit": 1},
+        )
+        return Saved(branch, turn_index, sub_step, True, phase == FINAL_PHASE)
+
+    async def _first_outcome(self, write_id: uuid.UUID) -> Saved | None:
+        rows = await self._database.fetch("written", {**self._place, "write_id": write_id})
+        return Saved(self.branch, *rows[0][:2], True, rows[0][2] == FINAL_PHASE) if rows else None
+
+    async def _write(
+        self,
+        content: Content,
+        phase: str,
+        write_id: uuid.UUID | None,
+        *,
+        answers: list[int] | None = None,
+        key: str | None = None,
+        digest: bytes | None = None,
+    ) -> tuple[str, int, int, int]:
+        lease = self._lease
+        given = _writes.check_write_id(write_id)
+        ((outcome, branch, turn_index, sub_step, lease_until),) = await self._database.fetch(
+            "save",
+            {
+                **self._place,
+                "turn": self.turn_index,
+                "sub_step": self.sub_step,
+                "token": lease.token if lease else 0,
+                "lease_seconds": lease.seconds if lease else 0.0,
+                "write_id": given or uuid.uuid4(),
+                "repeatable": given is not None,
+                "phase": phase,
+                "agent": self.agent_id,
+                "count": content.count,
+                "messages": content.messages,
+                "tool_calls": content.tool_calls,
+                "tool_results": content.tool_results,
+                "answers": answers or None,
+                "state": content.state,
+                "key": key,
+                "digest": digest,
+            },
+        )
+        self._refuse(outcome, turn_index, sub_step, lease_until)
+        if lease is not None and outcome == "saved":
+            self._lease = replace(lease, until=lease_until)
+        return outcome, branch, turn_index, sub_step
+
+    def _refuse(self, outcome: str, turn_index: int, sub_step: int, lease_until: datetime | None) -> None:
+        match outcome:
+            case "not_found":
+                raise NotFoundError(f"{self._name} is not there any more; nothing was written")
+            case "lease_lost":
+                raise LeaseLostError(f"{self._name}: the lease was lost; nothing was written. Claim it again first")
+            case "lease_held":
+                raise LeaseHeldError(
+                    f"{self._name}: somebody else holds a lease until {lease_until}; nothing was written"
+                )
+            case "conflict":
+                raise ConflictError(
+                    f"{self._name}: its head is {turn_index}.{sub_step} now, not {self.turn_index}.{self.sub_step}; "
+                    "nothing was written. Call refresh() and decide again"
+                )
+
+
+def _phase(content: Content) -> str:
+    if content.tool_calls is not None:
+        return "tool_calls"
+    return "step" if content.tool_results is None else "tool_results"

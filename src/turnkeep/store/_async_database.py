@@ -1,0 +1,155 @@
+"""Statements to the database and back: pool, pooler, deadlines and retries."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import psycopg
+from psycopg import AsyncConnection
+from psycopg.conninfo import conninfo_to_dict
+from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout, TooManyRequests
+
+from turnkeep.errors import PoolExhaustedError, TurnkeepError, UnavailableError, UsageError
+from turnkeep.store._failures import Remedy, remedy_for, translated
+from turnkeep.store._statements import statements
+
+_FIRST_DELAY = 0.02
+_LONGEST_DELAY = 1.0
+
+# What a connection gets unless the conninfo says otherwise. Nothing here needs a session (G10).
+_DEFAULTS: dict[str, Any] = {
+    "connect_timeout": 10,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "fallback_application_name": "turnkeep",
+}
+
+
+class AsyncDatabase:
+    """A pool of connections that repeats what fails for want of a server, until a deadline.
+
+    Every statement is sent alone, outside any transaction block. It may be repeated, so it must be harmless
+    when it is (G4). Behind a pooler nothing is prepared and nothing depends on a session (G10).
+    """
+
+    def __init__(
+        self, conninfo: str, schema: str, *, pool_size: int, timeout: float, revive: Callable[[], None] | None = None
+    ) -> None:
+        self.conninfo = conninfo
+        self.schema = schema
+        self.timeout = timeout
+        self.pooled = False
+        self._statements = statements(schema)
+        self._revive = revive
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+        self._healing: asyncio.Task[None] | None = None
+        given = conninfo_to_dict(conninfo)
+        self._pool = AsyncConnectionPool(
+            conninfo,
+            kwargs={
+                **{key: value for key, value in _DEFAULTS.items() if key not in given},
+                "autocommit": True,
+                "client_encoding": "UTF8",
+                "prepare_threshold": None,
+            },
+            min_size=1,
+            max_size=pool_size,
+            open=False,
+            name="turnkeep",
+            configure=self._recognise_pooler,
+        )
+
+    async def open(self) -> None:
+        """Connect. Raises `UnavailableError` if no connection comes about in time."""
+        self._loop = asyncio.get_running_loop()
+        await self._pool.open()
+
+    async def close(self) -> None:
+        """Close all connections. A statement under way loses its connection."""
+        self._closed = True
+        if self._healing is not None:
+            self._healing.cancel()
+        await self._pool.close()
+
+    async def fetch(self, name: str, parameters: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
+        """Run the statement of that name and give its rows, repeating it within the deadline where that can help.
+
+        Raises `UnavailableError` or `PoolExhaustedError` at the deadline, and the error that stands for the
+        statement's own failure at once. A cancelled call has ended in the server when it returns, unless the
+        network is gone too.
+        """
+        self._check_usable()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.timeout
+        delay = _FIRST_DELAY
+        statement = self._statements[name]
+        last: psycopg.Error | None = None
+        while True:
+            try:
+                async with asyncio.timeout_at(deadline), self._pool.connection(deadline - loop.time()) as connection:
+                    cursor = await connection.execute(statement, parameters, binary=True)
+                    return await cursor.fetchall()
+            except (PoolTimeout, TooManyRequests) as error:
+                raise self._no_connection(last) from (last or error)
+            except PoolClosed as error:
+                raise UsageError("the store was closed while a call was waiting for a connection") from error
+            except TimeoutError as error:
+                raise self._too_late(last) from (last or error)
+            except psycopg.Error as error:
+                remedy = remedy_for(error)
+                if remedy is Remedy.GIVE_UP:
+                    raise translated(error, self.schema) from error
+                last = error
+                if remedy is Remedy.RECONNECT:
+                    self._heal()
+            if loop.time() + delay >= deadline:
+                raise self._too_late(last) from last
+            await asyncio.sleep(delay * random.uniform(0.5, 1.0))
+            delay = min(delay * 2, _LONGEST_DELAY)
+
+    async def _recognise_pooler(self, connection: AsyncConnection[Any]) -> None:
+        # A pooler hands out a process id of its own making; the server's is only known inside.
+        cursor = await connection.execute("SELECT pg_catalog.pg_backend_pid()")
+        row = await cursor.fetchone()
+        self.pooled = row is None or row[0] != connection.info.backend_pid
+        connection.prepare_threshold = None if self.pooled else 2
+
+    def _check_usable(self) -> None:
+        if self._closed or self._loop is None:
+            raise UsageError("this store is closed: open another with turnkeep.open()")
+        if asyncio.get_running_loop() is not self._loop:
+            raise UsageError("this store belongs to another event loop: open one in each loop that uses one")
+
+    def _heal(self) -> None:
+        """Replace the broken connections of the pool, all at once rather than one a retry."""
+        if self._healing is not None and not self._healing.done():
+            return
+        if self._healing is not None and not self._healing.cancelled():
+            self._healing.result()  # what kept the last one from bringing it back
+        self._healing = asyncio.get_running_loop().create_task(self._bring_back())
+
+    async def _bring_back(self) -> None:
+        if self._revive is not None:
+            await asyncio.to_thread(self._revive)
+        await self._pool.check()
+
+    def _no_connection(self, last: psycopg.Error | None) -> TurnkeepError:
+        stats = self._pool.get_stats()
+        if last is not None or not stats.get("pool_size") or stats.get("connections_errors"):
+            return self._too_late(last)
+        return PoolExhaustedError(
+            f"all {self._pool.max_size} connections were busy for {self.timeout:g} s, with "
+            f"{stats.get('requests_waiting', 0)} calls waiting: open the store with a larger pool_size"
+        )
+
+    def _too_late(self, last: psycopg.Error | None) -> TurnkeepError:
+        why = f": {str(last).strip()}" if last is not None else ""
+        return UnavailableError(
+            f"the database did not answer within {self.timeout:g} s{why}. If this was a write, it may have been done: "
+            "repeat it with the same write_id, or restore"
+        )

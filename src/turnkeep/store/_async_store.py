@@ -1,0 +1,304 @@
+"""The store: conversations found, made, restored, listed and forked."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from turnkeep import settings
+from turnkeep.errors import ConflictError, InvalidInputError, NotFoundError, UsageError
+from turnkeep.model import (
+    MAIN_BRANCH,
+    Checkpoint,
+    CheckpointSummary,
+    ConversationSummary,
+    check_text,
+    conversation_uuid,
+)
+from turnkeep.store import _migrate
+from turnkeep.store._async_branch import AsyncBranch, Wanted, read_checkpoints
+from turnkeep.store._async_database import AsyncDatabase
+
+if TYPE_CHECKING:
+    from turnkeep.embedded import EmbeddedPostgres
+
+_MAX_AGENT_CHARACTERS = 255
+_MAX_NAME_CHARACTERS = 255
+_MAX_PAGE = 1000
+_RESTORED_AT_ONCE = 100
+
+Id = str | uuid.UUID
+"""A conversation's id: a UUID, or a text of one's own."""
+
+
+class AsyncStore:
+    """Conversations in one schema of one database. Made by `turnkeep.open`, used as an async context manager.
+
+    It belongs to the event loop that opened it. All its calls may be made from many tasks at once; each is one
+    statement of its own, ends within `timeout` seconds, and is repeated where a server was lost (G4).
+    """
+
+    def __init__(self, database: str, schema: str, *, pool_size: int, timeout: float) -> None:
+        self._named = database
+        self._schema = schema
+        self._pool_size = pool_size
+        self._timeout = timeout
+        self._embedded: EmbeddedPostgres | None = None
+        self._opened: AsyncDatabase | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """Connect, and check that the schema is there and not older than this release.
+
+        The embedded Postgres is started if need be, and its schema is brought up to date. Raises
+        `UnavailableError`, `SchemaError`, `EmbeddedError`.
+        """
+        conninfo = self._named
+        if conninfo == settings.EMBEDDED:
+            from turnkeep.embedded import EmbeddedPostgres  # its users pay for it, nobody else
+
+            self._embedded = await asyncio.to_thread(EmbeddedPostgres.start)
+            conninfo = self._embedded.conninfo
+            await asyncio.to_thread(_migrate.migrate, conninfo, self._schema)
+        revive = None if self._embedded is None else self._embedded.ensure
+        database = AsyncDatabase(
+            conninfo, self._schema, pool_size=self._pool_size, timeout=self._timeout, revive=revive
+        )
+        await database.open()
+        self._opened = database
+        try:
+            _migrate.check_revision(await database.fetch("revision"), self._schema)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Close all connections, and stop being a user of the embedded Postgres."""
+        if self._opened is not None:
+            await self._opened.close()
+        if self._embedded is not None:
+            await asyncio.to_thread(self._embedded.release)
+
+    @property
+    def conninfo(self) -> str:
+        """The conninfo of the database in use."""
+        return self._database.conninfo
+
+    @property
+    def pooled(self) -> bool:
+        """Whether a connection pooler stands before the server."""
+        return self._database.pooled
+
+    async def conversation(self, conversation: Id, *, agent_id: str | None = None, branch: int | None = None) -> AsyncBranch:
+        """Get or create a conversation, restored, as a handle to write with.
+
+        `conversation` is a UUID, or a text of 1 to 1,000 characters that always names the same conversation.
+        `agent_id` (1 to 255 characters) names who writes through this handle, and the conversation's agent where
+        it is new. `branch` is a branch's number, by default the current one's.
+        """
+        conversation_id = conversation_uuid(conversation)
+        if agent_id is not None:
+            check_text(agent_id, "agent_id", _MAX_AGENT_CHARACTERS)
+        wanted: Wanted = (conversation_id, branch, None, None)
+        found = await read_checkpoints(self._database, [wanted])
+        if 1 not in found and branch in (None, MAIN_BRANCH):
+            await self._database.fetch(
+                "create",
+                {"conversation": conversation_id, "external_id": str(conversation), "agent": agent_id},
+            )
+            found = await read_checkpoints(self._database, [wanted])
+        if 1 not in found:
+            raise NotFoundError(f"conversation {str(conversation)!r} has no branch {branch}")
+        return AsyncBranch(self._database, found[1], agent_id)
+
+    async def restore(
+        self, conversation: Id, *, branch: int | None = None, at: tuple[int, int] | None = None
+    ) -> Checkpoint:
+        """Give a conversation's newest checkpoint whole, or the one at `at` = (turn_index, sub_step).
+
+        One round trip. Raises `NotFoundError`; `CorruptionError` rather than give back less than was saved.
+        """
+        turn, sub_step = at if at is not None else (None, None)
+        found = await read_checkpoints(self._database, [(conversation_uuid(conversation), branch, turn, sub_step)])
+        if 1 not in found:
+            what = "" if branch is None else f", branch {branch}"
+            raise NotFoundError(f"no conversation {str(conversation)!r}{what}")
+        return found[1]
+
+    async def restore_interrupted(self, *, agent_id: str | None = None) -> list[Checkpoint]:
+        """Give the newest checkpoint of every branch in the middle of a turn that no live lease holds.
+
+        What a crash left behind, all at once: two round trips for each 100 branches, in the order of their ids.
+        A turn that another process has open without a lease is among them: only a lease tells it is alive.
+        """
+        return [checkpoint async for checkpoint in self._interrupted(agent_id)]
+
+    async def conversations(
+        self, *, agent_id: str | None = None, limit: int = 50, before: ConversationSummary | None = None
+    ) -> list[ConversationSummary]:
+        """List conversations, those with the newest turns first: at most `limit` (1 to 1,000) of them.
+
+        `before` is the last of one page and gives the next one.
+        """
+        rows = await self._database.fetch(
+            "list",
+            {
+                "agent": agent_id,
+                "limit": _page(limit),
+                "before_time": before and before.turn_started_at,
+                "before_conversation": before and before.conversation_id,
+            },
+        )
+        return [ConversationSummary(*row) for row in rows]
+
+    async def history(
+        self,
+        conversation: Id,
+        *,
+        branch: int | None = None,
+        limit: int = 100,
+        before: tuple[int, int] | None = None,
+    ) -> list[CheckpointSummary]:
+        """List a branch's checkpoints with those it inherits, newest first, at most `limit` (1 to 1,000).
+
+        `before` is the (turn_index, sub_step) of the last of one page and gives the next one.
+        """
+        conversation_id = conversation_uuid(conversation)
+        turn, sub_step = before if before is not None else (None, None)
+        rows = await self._database.fetch(
+            "history",
+            {
+                "conversation": conversation_id,
+                "branch": branch,
+                "limit": _page(limit),
+                "before_turn": turn,
+                "before_sub_step": sub_step,
+            },
+        )
+        if not rows and before is None:
+            await self.restore(conversation_id, branch=branch)
+        return [CheckpointSummary(*row) for row in rows]
+
+    async def fork(
+        self,
+        conversation: Id,
+        *,
+        at: tuple[int, int] | None = None,
+        branch: int | None = None,
+        name: str | None = None,
+        fork_id: uuid.UUID | None = None,
+        agent_id: str | None = None,
+    ) -> AsyncBranch:
+        """Start another line of turns at the checkpoint `at` = (turn_index, sub_step), or at the head.
+
+        No message is copied (G8), the current branch stays the current one, and calls pending at that point are
+        `uncertain` on the new branch. The same `fork_id` gives the same branch again (G4). `name` is the
+        branch's own within the conversation.
+        """
+        if name is not None:
+            check_text(name, "name", _MAX_NAME_CHARACTERS)
+        turn, sub_step = at if at is not None else (None, None)
+        conversation_id = conversation_uuid(conversation)
+        ((outcome, number),) = await self._database.fetch(
+            "fork",
+            {
+                "conversation": conversation_id,
+                "source": branch,
+                "turn": turn,
+                "sub_step": sub_step,
+                "name": name,
+                "fork_id": fork_id or uuid.uuid4(),
+            },
+        )
+        match outcome:
+            case "not_found":
+                raise NotFoundError(f"no conversation {str(conversation)!r}, branch {branch or 'current'}")
+            case "no_checkpoint":
+                place = "yet" if at is None else f"at {turn}.{sub_step}"
+                raise NotFoundError(f"conversation {str(conversation)!r} has no checkpoint {place} to fork at")
+            case "name_taken":
+                raise ConflictError(f"conversation {str(conversation)!r} has a branch named {name!r} already")
+        return await self.conversation(conversation_id, agent_id=agent_id, branch=number)
+
+    async def find(self, reference: str) -> uuid.UUID:
+        """Give the conversation meant by a text id, a UUID, or the first 4 or more digits of one.
+
+        Raises `NotFoundError`, or `InvalidInputError` where a prefix means several.
+        """
+        found = await read_checkpoints(self._database, [(conversation_uuid(reference), None, None, None)])
+        if found:
+            return found[1].conversation_id
+        digits = reference.replace("-", "").lower()
+        if 4 <= len(digits) <= 32 and all(digit in "0123456789abcdef" for digit in digits):
+            rows = await self._database.fetch(
+                "find",
+                {"low": uuid.UUID(digits.ljust(32, "0")), "high": uuid.UUID(digits.ljust(32, "f"))},
+            )
+            if len(rows) > 1:
+                raise InvalidInputError(f"{reference!r} is the beginning of several conversations' ids: give more of it")
+            if rows:
+                return uuid.UUID(str(rows[0][0]))
+        raise NotFoundError(f"no conversation {reference!r}")
+
+    @property
+    def _database(self) -> AsyncDatabase:
+        if self._opened is None:
+            raise UsageError("this store is not open: use it as `async with turnkeep.open() as store`")
+        return self._opened
+
+    async def _interrupted(self, agent_id: str | None) -> AsyncIterator[Checkpoint]:
+        after: tuple[uuid.UUID, int] = (uuid.UUID(int=0), -1)
+        while True:
+            rows = await self._database.fetch(
+                "interrupted",
+                {
+                    "agent": agent_id,
+                    "after_conversation": after[0],
+                    "after_branch": after[1],
+                    "limit": _RESTORED_AT_ONCE,
+                },
+            )
+            if not rows:
+                return
+            found = await read_checkpoints(self._database, [(row[0], row[1], None, None) for row in rows])
+            for checkpoint in found.values():
+                if checkpoint.turn_open:  # it may have ended between the two round trips
+                    yield checkpoint
+            after = (rows[-1][0], rows[-1][1])
+
+
+def _page(limit: int) -> int:
+    if not 1 <= limit <= _MAX_PAGE:
+        raise InvalidInputError(f"limit: {limit}; 1 to {_MAX_PAGE} are allowed")
+    return limit
+
+
+def open(  # noqa: A001
+    database: str | None = None,
+    *,
+    schema: str = settings.DEFAULT_SCHEMA,
+    pool_size: int = 10,
+    timeout: float = 30.0,
+) -> AsyncStore:
+    """Name a store: `async with turnkeep.open() as store`.
+
+    `database` is a DSN, or the word "embedded" for a private Postgres; without it TURNKEEP_DATABASE_URL,
+    DATABASE_URL or the PG* variables name one. `pool_size` is the most connections it opens, `timeout` the
+    seconds after which any call gives up. Raises `ConfigurationError` if nothing names a database.
+    """
+    if pool_size < 1 or timeout <= 0:
+        raise InvalidInputError("pool_size must be at least 1, and timeout more than 0 seconds")
+    return AsyncStore(
+        settings.database(database), settings.check_schema_name(schema), pool_size=pool_size, timeout=timeout
+    )

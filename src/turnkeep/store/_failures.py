@@ -1,0 +1,77 @@
+"""What a failed statement means: by SQLSTATE and by outcome, in one place."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import psycopg
+from psycopg import errors as pg
+
+from turnkeep.errors import (
+    ConfigurationError,
+    DatabaseError,
+    PermissionDeniedError,
+    SchemaError,
+    TurnkeepError,
+    TurnNotOpenError,
+    TurnOpenError,
+    UnavailableError,
+)
+
+
+class Remedy(Enum):
+    """What to do about a failed statement. Every statement of ours may be repeated (G4)."""
+
+    GIVE_UP = "raise"
+    TRY_AGAIN = "repeat on the same connection"
+    RECONNECT = "repeat on another connection"
+
+
+# The server is there, and the statement alone was unlucky.
+_UNLUCKY = {"40001", "40P01", "55P03"}
+# The connection is of no use: the server stops, starts, is a standby now, or has no room for one more.
+_UNUSABLE = {"57P01", "57P02", "57P03", "57P05", "25006", "53300", "08P01"}
+# A pooler's words where it has no server to give; it has no SQLSTATE for them.
+_POOLER_WITHOUT_SERVER = ("server_login_retry", "no more connections", "query_wait_timeout", "pgbouncer cannot connect")
+
+
+def remedy_for(error: psycopg.Error) -> Remedy:
+    """Say whether a statement that failed with `error` is worth another try."""
+    state = error.sqlstate
+    if state in _UNLUCKY:
+        return Remedy.TRY_AGAIN
+    if state in _UNUSABLE or (state or "").startswith("08"):
+        return Remedy.RECONNECT
+    if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and (
+        state is None or any(words in str(error) for words in _POOLER_WITHOUT_SERVER)
+    ):
+        return Remedy.RECONNECT
+    return Remedy.GIVE_UP
+
+
+def translated(error: psycopg.Error, schema: str) -> TurnkeepError:
+    """The error of ours that stands for an error of the database."""
+    text = str(error).strip()
+    match error.sqlstate:
+        case "TK001":
+            return TurnOpenError("a turn is open on this branch: go on with it, or end it, before a new one begins")
+        case "TK002":
+            return TurnNotOpenError("no turn is open on this branch: call begin_turn first")
+        case "3F000" | "42P01" | "42883":
+            return SchemaError(
+                f"schema {schema!r} is missing here or is of another release ({text}): run `turnkeep init`"
+            )
+        case "42501":
+            return PermissionDeniedError(f"{text}: ask the owner of the database for this right")
+        case "3D000" | "28P01" | "28000":
+            return ConfigurationError(f"the database can't be used as named: {text}")
+        case "53100":
+            return UnavailableError(f"the database's disk is full; nothing was written: {text}")
+    if remedy_for(error) is not Remedy.GIVE_UP:
+        return UnavailableError(f"the database is not available: {text}")
+    return DatabaseError(text)
+
+
+def is_missing_schema(error: psycopg.Error) -> bool:
+    """Whether an error says that the schema, or a table of it, is not there."""
+    return isinstance(error, pg.UndefinedTable | pg.InvalidSchemaName)

@@ -1,0 +1,114 @@
+"""Rows of the `restore` statement become checkpoints."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+from turnkeep.errors import CorruptionError
+from turnkeep.model import Checkpoint, PendingCall
+
+# The parts of the statement, in its order.
+_HEAD, _STATE, _TOOL_CALLS, _TOOL_RESULTS, _OPEN_TURN, _MESSAGE = range(6)
+
+
+@dataclass
+class _Parts:
+    head: dict[str, Any] = field(default_factory=dict)
+    state: str | None = None
+    tool_calls: str | None = None
+    tool_results: str | None = None
+    open_turn: list[tuple[int, int, str]] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
+
+
+def checkpoints(rows: Iterable[tuple[Any, ...]]) -> dict[int, Checkpoint]:
+    """Put checkpoints together, by the ordinal (from 1) of what was asked for.
+
+    What was asked for and does not exist is not in the result. Raises `CorruptionError` where rows are
+    missing: less than what was saved is never given back (G1).
+    """
+    return {item: _checkpoint(_collect(group)) for item, group in groupby(rows, key=itemgetter(0))}
+
+
+def _collect(rows: Iterable[tuple[Any, ...]]) -> _Parts:
+    parts = _Parts()
+    for _, part, ord_, position, content in rows:
+        match part:
+            case 5:  # by far the most
+                parts.messages.append(content)
+            case 0:
+                parts.head = json.loads(content)
+            case 1:
+                parts.state = content
+            case 2:
+                parts.tool_calls = content
+            case 3:
+                parts.tool_results = content
+            case 4:
+                parts.open_turn.append((ord_, position, content))
+    return parts
+
+
+def _checkpoint(parts: _Parts) -> Checkpoint:
+    head = parts.head
+    place = f"conversation {head['conversation_id']}, branch {head['branch']}, turn {head['turn_index']}"
+    if head["phase"] is None and head["turn_index"] >= 0:
+        raise CorruptionError(f"{place}: checkpoint {head['turn_index']}.{head['sub_step']} is missing")
+    spans: list[int] = head["spans"] or []
+    expected = sum(spans[2::3]) - sum(spans[1::3])
+    if expected != len(parts.messages):
+        raise CorruptionError(f"{place}: {expected} messages were saved, {len(parts.messages)} are there")
+    parent = tuple(head["parent"])
+    return Checkpoint(
+        conversation_id=uuid.UUID(head["conversation_id"]),
+        external_id=head["external_id"],
+        agent_id=head["agent_id"] or head["conversation_agent"],
+        branch=head["branch"],
+        branch_name=head["name"],
+        turn_index=head["turn_index"],
+        sub_step=head["sub_step"],
+        phase=head["phase"],
+        parent=None if parent[0] is None else parent,
+        created_at=_time(head["created_at"]),
+        write_id=None if head["write_id"] is None else uuid.UUID(head["write_id"]),
+        status=head["status"],
+        lease_owner=head["lease_owner"],
+        lease_until=_time(head["lease_until"]),
+        pending=_pending(parts.open_turn, head["turn_index"], head["branch"]),
+        message_texts=tuple(parts.messages),
+        state_text=parts.state,
+        tool_calls_text=parts.tool_calls,
+        tool_results_text=parts.tool_results,
+    )
+
+
+def _time(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)
+
+
+def _pending(open_turn: Sequence[tuple[int, int, str]], turn_index: int, branch: int) -> tuple[PendingCall, ...]:
+    """The calls of a turn minus those its checkpoints answer. Content is the answers, a line break, the calls."""
+    pending: dict[tuple[int, int, int], PendingCall] = {}
+    for sub_step, issuer, content in open_turn:
+        answers, _, tool_calls = content.partition("\n")
+        if tool_calls:
+            for call in issued(tool_calls, turn_index, sub_step, uncertain=issuer != branch):
+                pending[call.place] = call
+        numbers = [int(number) for number in answers.strip("{}").split(",") if number]
+        for place in zip(numbers[0::3], numbers[1::3], numbers[2::3], strict=True):
+            pending.pop(place, None)
+    return tuple(pending.values())
+
+
+def issued(tool_calls: str, turn_index: int, sub_step: int, *, uncertain: bool = False) -> list[PendingCall]:
+    """The calls of one checkpoint, from the text of its `tool_calls`."""
+    # Only their number is asked for here, so what Python can't hold inside a call does not matter.
+    count = len(json.loads(tool_calls, parse_int=str, parse_float=str))
+    return [PendingCall(turn_index, sub_step, index, uncertain, tool_calls) for index in range(count)]

@@ -1,0 +1,36 @@
+"""The SQL files: found by name, rendered for a schema."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib import resources
+from typing import cast
+
+from psycopg import sql
+
+_NAME = re.compile(r"^-- name: (\w+)\n(?:--.*\n)+", re.MULTILINE)
+
+
+def read(path: str) -> str:
+    """The text of a file below this package, such as `schema/views.sql`."""
+    return resources.files(__package__).joinpath(path).read_text(encoding="utf-8")
+
+
+def render(text: str, schema: str, **identifiers: sql.Composable) -> bytes:
+    """Put the schema's quoted name, and other SQL, into `{placeholders}` of a text of ours."""
+    # The text is a file of this package, never a caller's: what a LiteralString is there to ensure.
+    template = sql.SQL(cast("str", text))  # type: ignore[arg-type]
+    return template.format(schema=sql.Identifier(schema), **identifiers).as_bytes(None)
+
+
+@cache
+def statements(schema: str) -> dict[str, bytes]:
+    """Every statement of `sql/statements.sql` by its name, for one schema."""
+    text = read("sql/statements.sql")
+    marks = list(_NAME.finditer(text))
+    ends = [mark.start() for mark in marks[1:]] + [len(text)]
+    return {
+        mark.group(1): render(text[mark.end() : end].strip(), schema)
+        for mark, end in zip(marks, ends, strict=True)
+    }

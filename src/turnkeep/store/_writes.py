@@ -1,0 +1,76 @@
+"""What a write sends: values become exact text before anything else happens (G3)."""
+
+from __future__ import annotations
+
+import enum
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from turnkeep import jsontext
+from turnkeep.errors import InvalidInputError
+from turnkeep.jsontext import RawJSON
+
+
+class Unchanged(enum.Enum):
+    """The type of `UNCHANGED`."""
+
+    UNCHANGED = "unchanged"
+
+
+UNCHANGED: Final = Unchanged.UNCHANGED
+"""Stands for a state that goes on as the previous checkpoint has it."""
+
+Message = Mapping[str, Any] | RawJSON
+"""A message: any JSON object, as a dict or as its exact text."""
+
+
+@dataclass(frozen=True)
+class Content:
+    """The content of a write as JSON text."""
+
+    count: int
+    messages: str | None
+    tool_calls: str | None
+    tool_results: str | None
+    state: str | None
+
+
+def content(
+    messages: Sequence[Message],
+    tool_calls: Sequence[object] | None,
+    tool_results: Sequence[object] | None,
+    state: object,
+) -> Content:
+    """Encode what a write holds, or raise `InvalidInputError` naming the culprit."""
+    _check_list(messages, "messages")
+    for index, message in enumerate(messages):
+        if not isinstance(message, dict) and not (isinstance(message, RawJSON) and message.text.startswith("{")):
+            raise InvalidInputError(f"messages[{index}]: a message is a JSON object, not {type(message).__name__}")
+    return Content(
+        count=len(messages),
+        messages=jsontext.encode_list(messages, "messages") if messages else None,
+        tool_calls=_list_text(tool_calls, "tool_calls"),
+        tool_results=_list_text(tool_results, "tool_results"),
+        state=None if state is UNCHANGED else jsontext.encode(state, "state"),
+    )
+
+
+def _list_text(values: Sequence[object] | None, name: str) -> str | None:
+    if values is None:
+        return None
+    _check_list(values, name)
+    return jsontext.encode_list(values, name) if values else None
+
+
+def _check_list(values: object, name: str) -> None:
+    if not isinstance(values, list | tuple):
+        raise InvalidInputError(f"{name}: expected a list, got {type(values).__name__}")
+
+
+def check_write_id(write_id: object) -> uuid.UUID | None:
+    """Return a caller's write id, or None for one of our own making."""
+    if write_id is not None and not isinstance(write_id, uuid.UUID):
+        raise InvalidInputError(f"write_id: expected a uuid.UUID, got {type(write_id).__name__}")
+    return write_id

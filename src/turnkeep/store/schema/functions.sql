@@ -1,0 +1,326 @@
+-- Repeatable: run whenever its text changes. The hot path of writing lives here, because behind a pooler
+-- a client can prepare nothing, and because any language can then write safely.
+
+-- The only clock. Test databases replace it.
+CREATE OR REPLACE FUNCTION {schema}.clock() RETURNS timestamptz
+LANGUAGE sql VOLATILE AS $$ SELECT pg_catalog.clock_timestamp() $$;
+
+-- The branch that holds the checkpoint at (turn, sub_step) in the history of a branch with this lineage.
+CREATE OR REPLACE FUNCTION {schema}.owner_of(p_branch int, p_lineage int[], p_turn int, p_sub_step int)
+RETURNS int LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    i int := 1;
+BEGIN
+    WHILE i < pg_catalog.cardinality(p_lineage) LOOP
+        IF (p_turn, p_sub_step) <= (p_lineage[i + 1], p_lineage[i + 2]) THEN
+            RETURN p_lineage[i];
+        END IF;
+        i := i + 3;
+    END LOOP;
+    RETURN p_branch;
+END $$;
+
+-- Spans as rows, in order.
+CREATE OR REPLACE FUNCTION {schema}.spans_of(p_spans int[])
+RETURNS TABLE (ord int, branch int, start int, stop int) LANGUAGE sql IMMUTABLE AS $$
+    SELECT i / 3, p_spans[i], p_spans[i + 1], p_spans[i + 2]
+    FROM pg_catalog.generate_series(1, pg_catalog.cardinality(p_spans), 3) AS i
+$$;
+
+-- The first outcome of a write that is already there, or the reason why a write was refused.
+CREATE OR REPLACE FUNCTION {schema}.save_refusal(
+    p_conversation uuid, p_branch int, p_turn int, p_sub_step int, p_token bigint, p_write_id uuid,
+    OUT outcome text, OUT turn_index int, OUT sub_step int, OUT lease_until timestamptz
+) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
+DECLARE
+    v_branch {schema}.branch;
+BEGIN
+    SELECT b.* INTO v_branch FROM {schema}.branch AS b
+    WHERE b.conversation_id = p_conversation AND b.branch = p_branch;
+    IF NOT FOUND THEN
+        outcome := 'not_found';
+        RETURN;
+    END IF;
+    lease_until := v_branch.lease_until;
+    PERFORM FROM {schema}.checkpoint AS c
+    WHERE c.conversation_id = p_conversation AND c.turn_index = p_turn AND c.sub_step = p_sub_step
+        AND c.branch = p_branch AND c.write_id = p_write_id;
+    IF FOUND THEN
+        outcome := 'repeated';
+        turn_index := p_turn;
+        sub_step := p_sub_step;
+        RETURN;
+    END IF;
+    turn_index := v_branch.turn_index;
+    sub_step := v_branch.sub_step;
+    outcome := CASE
+        WHEN p_token <> 0 AND (v_branch.lease_token <> p_token OR v_branch.lease_until <= {schema}.clock())
+            THEN 'lease_lost'
+        WHEN p_token = 0 AND v_branch.lease_until > {schema}.clock() THEN 'lease_held'
+        ELSE 'conflict'
+    END;
+END $$;
+
+-- One save: a checkpoint and its messages, durable when the call returns.
+-- (p_turn, p_sub_step) is the head the caller has seen. A p_phase of 'input' opens the next turn, under p_key if
+-- there is one; 'final' ends the turn. p_repeatable says that the caller may have sent p_write_id before. A null p_state means unchanged. Nothing is written unless outcome is 'saved'.
+CREATE OR REPLACE FUNCTION {schema}.save_v1(
+    p_conversation uuid, p_branch int, p_turn int, p_sub_step int, p_token bigint, p_lease_seconds float8,
+    p_write_id uuid, p_repeatable boolean, p_phase text, p_agent text, p_count int, p_messages json,
+    p_tool_calls json DEFAULT NULL, p_tool_results json DEFAULT NULL, p_answers int[] DEFAULT NULL,
+    p_state json DEFAULT NULL, p_key text DEFAULT NULL, p_digest bytea DEFAULT NULL,
+    OUT outcome text, OUT branch int, OUT turn_index int, OUT sub_step int, OUT lease_until timestamptz
+) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
+DECLARE
+    v_now timestamptz := {schema}.clock();
+    v_opens boolean := p_phase = 'input';
+    v_start int;
+    v_lineage int[];
+    v_created timestamptz;
+    v_rows int;
+BEGIN
+    turn_index := CASE WHEN v_opens THEN p_turn + 1 ELSE p_turn END;
+    sub_step := CASE WHEN v_opens THEN 0 ELSE p_sub_step + 1 END;
+    IF p_key IS NOT NULL THEN
+        SELECT CASE WHEN r.digest = p_digest THEN 'taken' ELSE 'key_reused' END, r.branch, r.taken_turn
+        INTO save_v1.outcome, save_v1.branch, v_start
+        FROM {schema}.request AS r WHERE r.conversation_id = p_conversation AND r.key = p_key;
+        IF FOUND THEN
+            turn_index := v_start;
+            RETURN;
+        END IF;
+    END IF;
+    branch := p_branch;
+    IF p_repeatable THEN
+        SELECT 'repeated', c.turn_index, c.sub_step INTO save_v1.outcome, save_v1.turn_index, save_v1.sub_step
+        FROM {schema}.checkpoint AS c
+        WHERE c.conversation_id = p_conversation AND c.branch = p_branch AND c.write_id = p_write_id
+        ORDER BY c.turn_index DESC, c.sub_step DESC LIMIT 1;
+        IF FOUND THEN
+            RETURN;
+        END IF;
+        turn_index := CASE WHEN v_opens THEN p_turn + 1 ELSE p_turn END;
+        sub_step := CASE WHEN v_opens THEN 0 ELSE p_sub_step + 1 END;
+    END IF;
+
+    UPDATE {schema}.branch AS b SET
+        turn_index = save_v1.turn_index,
+        sub_step = save_v1.sub_step,
+        next_position = b.next_position + p_count,
+        status = CASE
+            WHEN p_token <> 0 THEN 'running'
+            WHEN p_phase = 'final' THEN 'idle'
+            ELSE 'open'
+        END,
+        ready_at = NULL,
+        turn_started_at = CASE WHEN v_opens THEN v_now ELSE b.turn_started_at END,
+        lease_until = CASE
+            WHEN p_token <> 0 THEN v_now + pg_catalog.make_interval(secs => p_lease_seconds)
+            ELSE b.lease_until
+        END,
+        updated_at = greatest(v_now, b.updated_at + interval '1 microsecond')
+    WHERE b.conversation_id = p_conversation AND b.branch = p_branch
+        AND b.turn_index = p_turn AND b.sub_step = p_sub_step
+        AND CASE
+            WHEN p_token = 0 THEN b.lease_until IS NULL OR b.lease_until <= v_now
+            ELSE b.lease_token = p_token AND b.lease_until > v_now
+        END
+    RETURNING b.next_position - p_count, b.lineage, b.updated_at, b.lease_until
+    INTO v_start, v_lineage, v_created, save_v1.lease_until;
+    IF NOT FOUND THEN
+        SELECT r.outcome, r.turn_index, r.sub_step, r.lease_until
+        INTO save_v1.outcome, save_v1.turn_index, save_v1.sub_step, save_v1.lease_until
+        FROM {schema}.save_refusal(p_conversation, p_branch, save_v1.turn_index, save_v1.sub_step,
+                                   p_token, p_write_id) AS r;
+        RETURN;
+    END IF;
+
+    IF p_count > 0 THEN
+        INSERT INTO {schema}.message (conversation_id, branch, position, body, size)
+        SELECT p_conversation, p_branch, v_start + e.ord::int - 1, e.value,
+            pg_catalog.octet_length(e.value::text)
+        FROM pg_catalog.json_array_elements(p_messages) WITH ORDINALITY AS e (value, ord);
+        GET DIAGNOSTICS v_rows = ROW_COUNT;
+        IF v_rows <> p_count THEN
+            RAISE EXCEPTION 'p_count is %, but p_messages holds %', p_count, v_rows
+                USING ERRCODE = 'invalid_parameter_value';
+        END IF;
+    END IF;
+
+    -- The parent decides whether a turn is open; its spans go on with the new messages.
+    INSERT INTO {schema}.checkpoint (
+        conversation_id, turn_index, sub_step, branch, parent_turn_index, parent_sub_step, parent_branch,
+        phase, agent_id, created_at, write_id, spans, tool_calls, tool_results, answers, state)
+    SELECT p_conversation, save_v1.turn_index, save_v1.sub_step, p_branch, p.turn_index, p.sub_step, p.branch,
+        p_phase, p_agent, v_created, p_write_id,
+        CASE
+            WHEN p_count = 0 THEN coalesce(p.spans, '{{}}')
+            WHEN p.spans[pg_catalog.cardinality(p.spans) - 2] = p_branch
+                AND p.spans[pg_catalog.cardinality(p.spans)] = v_start
+                THEN p.spans[:pg_catalog.cardinality(p.spans) - 1] || (v_start + p_count)
+            ELSE coalesce(p.spans, '{{}}') || ARRAY[p_branch, v_start, v_start + p_count]
+        END,
+        p_tool_calls, p_tool_results, p_answers, coalesce(p_state, p.state)
+    FROM (SELECT) AS one
+    LEFT JOIN {schema}.checkpoint AS p ON p.conversation_id = p_conversation
+        AND p.turn_index = p_turn AND p.sub_step = p_sub_step
+        AND p.branch = {schema}.owner_of(p_branch, v_lineage, p_turn, p_sub_step)
+    WHERE (coalesce(p.phase, 'final') = 'final') = v_opens AND (p.phase IS NULL) = (p_turn < 0);
+    GET DIAGNOSTICS v_rows = ROW_COUNT;
+    IF v_rows = 0 THEN
+        RAISE EXCEPTION '%', CASE WHEN v_opens THEN 'a turn is open' ELSE 'no turn is open' END
+            USING ERRCODE = CASE WHEN v_opens THEN 'TK001' ELSE 'TK002' END;
+    END IF;
+
+    IF p_key IS NOT NULL THEN
+        INSERT INTO {schema}.request (conversation_id, key, branch, digest, received_at, taken_turn)
+        VALUES (p_conversation, p_key, p_branch, p_digest, v_now, save_v1.turn_index)
+        ON CONFLICT DO NOTHING;
+        GET DIAGNOSTICS v_rows = ROW_COUNT;
+        IF v_rows = 0 THEN
+            RAISE EXCEPTION 'the key was taken meanwhile' USING ERRCODE = 'serialization_failure';
+        END IF;
+    END IF;
+    IF p_phase = 'final' THEN
+        INSERT INTO {schema}.document (conversation_id, branch, turn_index, next_try_at)
+        VALUES (p_conversation, p_branch, p_turn, v_now)
+        ON CONFLICT DO NOTHING;
+    END IF;
+    outcome := 'saved';
+END $$;
+
+-- A conversation and its branch 0. False if it was there.
+CREATE OR REPLACE FUNCTION {schema}.create_v1(p_conversation uuid, p_external_id text, p_agent text)
+RETURNS boolean LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
+DECLARE
+    v_now timestamptz := {schema}.clock();
+BEGIN
+    INSERT INTO {schema}.branch (conversation_id, branch, name, turn_started_at, updated_at)
+    VALUES (p_conversation, 0, 'main', v_now, v_now)
+    ON CONFLICT DO NOTHING;
+    INSERT INTO {schema}.conversation (conversation_id, external_id, agent_id, created_at)
+    VALUES (p_conversation, p_external_id, p_agent, v_now)
+    ON CONFLICT DO NOTHING;
+    RETURN FOUND;
+END $$;
+
+-- A new branch that starts at a checkpoint in the history of p_source (null: the current branch; a null p_turn: its
+-- head). The same p_fork_id gives the same branch.
+CREATE OR REPLACE FUNCTION {schema}.fork_v1(
+    p_conversation uuid, p_source int, p_turn int, p_sub_step int, p_name text, p_fork_id uuid,
+    OUT outcome text, OUT branch int
+) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
+DECLARE
+    v_now timestamptz := {schema}.clock();
+    v_source {schema}.branch;
+    v_owner int;
+    v_cut int;
+BEGIN
+    p_source := coalesce(p_source, (
+        SELECT v.current_branch FROM {schema}.conversation AS v WHERE v.conversation_id = p_conversation));
+    SELECT b.* INTO v_source FROM {schema}.branch AS b
+    WHERE b.conversation_id = p_conversation AND b.branch = p_source FOR UPDATE;
+    p_sub_step := CASE WHEN p_turn IS NULL THEN v_source.sub_step ELSE p_sub_step END;
+    p_turn := coalesce(p_turn, v_source.turn_index);
+    IF v_source.branch IS NULL THEN
+        outcome := 'not_found';
+        RETURN;
+    END IF;
+    SELECT b.branch INTO fork_v1.branch FROM {schema}.branch AS b
+    WHERE b.conversation_id = p_conversation AND b.fork_id = p_fork_id;
+    IF FOUND THEN
+        outcome := 'repeated';
+        RETURN;
+    END IF;
+    v_owner := {schema}.owner_of(p_source, v_source.lineage, p_turn, p_sub_step);
+    PERFORM FROM {schema}.checkpoint AS c
+    WHERE c.conversation_id = p_conversation AND c.turn_index = p_turn AND c.sub_step = p_sub_step
+        AND c.branch = v_owner;
+    IF NOT FOUND THEN
+        outcome := 'no_checkpoint';
+        RETURN;
+    END IF;
+    PERFORM FROM {schema}.conversation AS v WHERE v.conversation_id = p_conversation FOR UPDATE;
+    PERFORM FROM {schema}.branch AS b WHERE b.conversation_id = p_conversation AND b.name = p_name;
+    IF FOUND THEN
+        outcome := 'name_taken';
+        RETURN;
+    END IF;
+    UPDATE {schema}.conversation AS v SET next_branch = v.next_branch + 1
+    WHERE v.conversation_id = p_conversation
+    RETURNING v.next_branch - 1 INTO fork_v1.branch;
+    -- The ancestors before the owner, then the owner up to the fork point.
+    v_cut := CASE
+        WHEN v_owner = p_source THEN pg_catalog.cardinality(v_source.lineage)
+        ELSE 3 * ((pg_catalog.array_position(v_source.lineage, v_owner) - 1) / 3)
+    END;
+    INSERT INTO {schema}.branch (conversation_id, branch, name, turn_index, sub_step, lineage, fork_id,
+                                 turn_started_at, updated_at)
+    VALUES (p_conversation, fork_v1.branch, p_name, p_turn, p_sub_step,
+            v_source.lineage[:v_cut] || ARRAY[v_owner, p_turn, p_sub_step], p_fork_id, v_now, v_now);
+    outcome := 'forked';
+END $$;
+
+-- A lease for p_token on a branch where none is live. The same token again renews it.
+CREATE OR REPLACE FUNCTION {schema}.claim_v1(
+    p_conversation uuid, p_branch int, p_owner text, p_token bigint, p_lease_seconds float8,
+    OUT outcome text, OUT lease_until timestamptz, OUT lease_owner text
+) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
+DECLARE
+    v_now timestamptz := {schema}.clock();
+BEGIN
+    UPDATE {schema}.branch AS b SET status = 'running', ready_at = NULL, lease_owner = p_owner, lease_token = p_token,
+        lease_until = v_now + pg_catalog.make_interval(secs => p_lease_seconds),
+        updated_at = greatest(v_now, b.updated_at + interval '1 microsecond')
+    WHERE b.conversation_id = p_conversation AND b.branch = p_branch
+        AND (b.lease_until IS NULL OR b.lease_until <= v_now OR b.lease_token = p_token)
+    RETURNING b.lease_until, b.lease_owner INTO claim_v1.lease_until, claim_v1.lease_owner;
+    IF FOUND THEN
+        outcome := 'claimed';
+        RETURN;
+    END IF;
+    SELECT b.lease_until, b.lease_owner INTO claim_v1.lease_until, claim_v1.lease_owner
+    FROM {schema}.branch AS b WHERE b.conversation_id = p_conversation AND b.branch = p_branch;
+    outcome := CASE WHEN FOUND THEN 'lease_held' ELSE 'not_found' END;
+END $$;
+
+-- The lease's new end, or null if the token no longer holds.
+CREATE OR REPLACE FUNCTION {schema}.renew_v1(
+    p_conversation uuid, p_branch int, p_token bigint, p_lease_seconds float8
+) RETURNS timestamptz LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
+DECLARE
+    v_now timestamptz := {schema}.clock();
+    v_until timestamptz;
+BEGIN
+    UPDATE {schema}.branch AS b
+    SET lease_until = v_now + pg_catalog.make_interval(secs => p_lease_seconds),
+        updated_at = greatest(v_now, b.updated_at + interval '1 microsecond')
+    WHERE b.conversation_id = p_conversation AND b.branch = p_branch
+        AND b.lease_token = p_token AND b.lease_until > v_now
+    RETURNING b.lease_until INTO v_until;
+    RETURN v_until;
+END $$;
+
+-- Hands a lease back; a turn in progress becomes 'ready' for the next runner. False if the token no longer holds.
+CREATE OR REPLACE FUNCTION {schema}.release_v1(p_conversation uuid, p_branch int, p_token bigint)
+RETURNS boolean LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
+DECLARE
+    v_now timestamptz := {schema}.clock();
+    v_branch {schema}.branch;
+BEGIN
+    SELECT b.* INTO v_branch FROM {schema}.branch AS b
+    WHERE b.conversation_id = p_conversation AND b.branch = p_branch AND b.lease_token = p_token FOR UPDATE;
+    IF NOT FOUND OR p_token = 0 THEN
+        RETURN false;
+    END IF;
+    PERFORM FROM {schema}.checkpoint AS c
+    WHERE c.conversation_id = p_conversation AND c.turn_index = v_branch.turn_index
+        AND c.sub_step = v_branch.sub_step AND c.phase <> 'final'
+        AND c.branch = {schema}.owner_of(p_branch, v_branch.lineage, v_branch.turn_index, v_branch.sub_step);
+    UPDATE {schema}.branch AS b SET lease_owner = NULL, lease_token = 0, lease_until = NULL,
+        updated_at = greatest(v_now, b.updated_at + interval '1 microsecond'),
+        status = CASE WHEN FOUND THEN 'ready' ELSE 'idle' END,
+        ready_at = CASE WHEN FOUND THEN v_now END
+    WHERE b.conversation_id = p_conversation AND b.branch = p_branch;
+    RETURN true;
+END $$;

@@ -1,0 +1,140 @@
+-- Every statement the store sends, once. "-- name:" starts one; the line after it says what it is for.
+
+-- name: revision
+-- The newest numbered migration.
+SELECT max(m.number) FROM {schema}.migration AS m
+
+-- name: save
+-- One sub-step: messages and a checkpoint, or the first outcome of the same write.
+SELECT outcome, branch, turn_index, sub_step, lease_until
+FROM {schema}.save_v1(%(conversation)s, %(branch)s, %(turn)s, %(sub_step)s, %(token)s, %(lease_seconds)s,
+    %(write_id)s, %(repeatable)s, %(phase)s, %(agent)s, %(count)s, %(messages)s, %(tool_calls)s, %(tool_results)s, %(answers)s,
+    %(state)s, %(key)s, %(digest)s)
+
+-- name: written
+-- Where a write id stands on a branch.
+SELECT c.turn_index, c.sub_step, c.phase
+FROM {schema}.checkpoint AS c
+WHERE c.conversation_id = %(conversation)s AND c.branch = %(branch)s AND c.write_id = %(write_id)s
+ORDER BY c.turn_index DESC, c.sub_step DESC LIMIT 1
+
+-- name: create
+-- A conversation with its branch 0, unless it is there.
+SELECT {schema}.create_v1(%(conversation)s, %(external_id)s, %(agent)s)
+
+-- name: fork
+-- A branch at a checkpoint, or the one that the same fork id made.
+SELECT outcome, branch
+FROM {schema}.fork_v1(%(conversation)s, %(source)s, %(turn)s, %(sub_step)s, %(name)s, %(fork_id)s)
+
+-- name: claim
+-- A lease where none is live.
+SELECT outcome, lease_until, lease_owner
+FROM {schema}.claim_v1(%(conversation)s, %(branch)s, %(owner)s, %(token)s, %(lease_seconds)s)
+
+-- name: renew
+-- A lease's new end.
+SELECT {schema}.renew_v1(%(conversation)s, %(branch)s, %(token)s, %(lease_seconds)s)
+
+-- name: release
+-- Hands a lease back.
+SELECT {schema}.release_v1(%(conversation)s, %(branch)s, %(token)s)
+
+-- name: restore
+-- Checkpoints whole, as parts: 0 the head, 1 state, 2 tool calls, 3 tool results, 4 calls and answers of an open turn,
+-- 5 the messages in order.
+WITH wanted AS (
+    SELECT w.item, v.conversation_id, v.external_id, v.agent_id AS conversation_agent, v.current_branch, b.branch,
+        b.name, b.lineage, b.status, b.lease_owner, b.lease_until, coalesce(w.turn, b.turn_index) AS turn_index,
+        coalesce(w.sub_step, b.sub_step) AS sub_step
+    FROM unnest(%(conversations)s::uuid[], %(branches)s::int[], %(turns)s::int[], %(sub_steps)s::int[])
+        WITH ORDINALITY AS w (conversation_id, branch, turn, sub_step, item)
+    JOIN {schema}.conversation AS v ON v.conversation_id = w.conversation_id
+    JOIN {schema}.branch AS b ON b.conversation_id = w.conversation_id
+        AND b.branch = coalesce(w.branch, v.current_branch)
+), head AS MATERIALIZED (
+    SELECT w.*, c.branch AS head_branch, c.phase, c.agent_id, c.created_at, c.write_id, c.spans, c.tool_calls,
+        c.tool_results, c.state, c.parent_turn_index, c.parent_sub_step, c.parent_branch
+    FROM wanted AS w
+    LEFT JOIN {schema}.checkpoint AS c ON c.conversation_id = w.conversation_id AND c.turn_index = w.turn_index
+        AND c.sub_step = w.sub_step
+        AND c.branch = {schema}.owner_of(w.branch, w.lineage, w.turn_index, w.sub_step)
+)
+SELECT h.item::int, 0 AS part, 0 AS ord, 0 AS position, json_build_object(
+    'conversation_id', h.conversation_id, 'external_id', h.external_id, 'conversation_agent', h.conversation_agent,
+    'current_branch', h.current_branch, 'branch', h.branch, 'name', h.name, 'status', h.status,
+    'lease_owner', h.lease_owner, 'lease_until', h.lease_until, 'turn_index', h.turn_index,
+    'sub_step', h.sub_step, 'head_branch', h.head_branch, 'phase', h.phase, 'agent_id', h.agent_id,
+    'created_at', h.created_at, 'write_id', h.write_id, 'spans', h.spans,
+    'parent', ARRAY[h.parent_turn_index, h.parent_sub_step, h.parent_branch])::text AS content
+FROM head AS h
+UNION ALL
+SELECT h.item::int, 1, 0, 0, h.state::text FROM head AS h WHERE h.state IS NOT NULL
+UNION ALL
+SELECT h.item::int, 2, 0, 0, h.tool_calls::text FROM head AS h WHERE h.tool_calls IS NOT NULL
+UNION ALL
+SELECT h.item::int, 3, 0, 0, h.tool_results::text FROM head AS h WHERE h.tool_results IS NOT NULL
+UNION ALL
+SELECT h.item::int, 4, c.sub_step, c.branch,
+    coalesce(c.answers::text, '') || E'\n' || coalesce(c.tool_calls::text, '')
+FROM head AS h
+JOIN {schema}.checkpoint AS c ON c.conversation_id = h.conversation_id AND c.turn_index = h.turn_index
+    AND c.sub_step <= h.sub_step
+    AND c.branch = {schema}.owner_of(h.branch, h.lineage, c.turn_index, c.sub_step)
+WHERE h.phase <> 'final' AND (c.tool_calls IS NOT NULL OR c.answers IS NOT NULL)
+UNION ALL
+SELECT h.item::int, 5, s.ord, m.position, m.body::text
+FROM head AS h
+CROSS JOIN LATERAL {schema}.spans_of(h.spans) AS s
+JOIN {schema}.message AS m ON m.conversation_id = h.conversation_id AND m.branch = s.branch
+    AND m.position >= s.start AND m.position < s.stop
+ORDER BY 1, 2, 3, 4
+
+-- name: interrupted
+-- Branches in the middle of a turn that nobody holds a lease on, by key.
+SELECT b.conversation_id, b.branch
+FROM {schema}.branch AS b
+JOIN {schema}.conversation AS v ON v.conversation_id = b.conversation_id
+JOIN {schema}.checkpoint AS c ON c.conversation_id = b.conversation_id AND c.turn_index = b.turn_index
+    AND c.sub_step = b.sub_step AND c.branch = {schema}.owner_of(b.branch, b.lineage, b.turn_index, b.sub_step)
+WHERE b.status IN ('open', 'running', 'ready')
+    AND (b.lease_until IS NULL OR b.lease_until <= {schema}.clock())
+    AND c.phase <> 'final'
+    AND (%(agent)s::text IS NULL OR v.agent_id = %(agent)s)
+    AND (b.conversation_id, b.branch) > (%(after_conversation)s, %(after_branch)s)
+ORDER BY b.conversation_id, b.branch
+LIMIT %(limit)s
+
+-- name: list
+-- Conversations by their current branch's newest turn.
+SELECT v.conversation_id, v.external_id, v.agent_id, v.created_at, b.branch, b.name, b.status, b.turn_index, b.sub_step,
+    b.turn_started_at, b.updated_at, b.lease_owner, b.lease_until
+FROM {schema}.branch AS b
+JOIN {schema}.conversation AS v ON v.conversation_id = b.conversation_id AND v.current_branch = b.branch
+WHERE (%(agent)s::text IS NULL OR v.agent_id = %(agent)s)
+    AND (%(before_time)s::timestamptz IS NULL
+        OR (b.turn_started_at, b.conversation_id) < (%(before_time)s, %(before_conversation)s::uuid))
+ORDER BY b.turn_started_at DESC, b.conversation_id DESC
+LIMIT %(limit)s
+
+-- name: find
+-- Conversations whose id begins with a prefix: an id range.
+SELECT v.conversation_id FROM {schema}.conversation AS v
+WHERE v.conversation_id BETWEEN %(low)s AND %(high)s
+ORDER BY v.conversation_id LIMIT 2
+
+-- name: history
+-- A branch's checkpoints, newest first, without their content.
+SELECT c.branch, c.turn_index, c.sub_step, c.phase, c.agent_id, c.created_at, c.write_id,
+    coalesce((SELECT sum(s.stop - s.start) FROM {schema}.spans_of(c.spans) AS s), 0)::int AS messages,
+    coalesce(json_array_length(c.tool_calls), 0) AS tool_calls,
+    coalesce(json_array_length(c.tool_results), 0) AS tool_results
+FROM {schema}.conversation AS v
+JOIN {schema}.branch AS b ON b.conversation_id = v.conversation_id
+    AND b.branch = coalesce(%(branch)s, v.current_branch)
+JOIN {schema}.checkpoint AS c ON c.conversation_id = b.conversation_id
+    AND c.branch = {schema}.owner_of(b.branch, b.lineage, c.turn_index, c.sub_step)
+WHERE v.conversation_id = %(conversation)s
+    AND (%(before_turn)s::int IS NULL OR (c.turn_index, c.sub_step) < (%(before_turn)s, %(before_sub_step)s))
+ORDER BY c.turn_index DESC, c.sub_step DESC
+LIMIT %(limit)s
