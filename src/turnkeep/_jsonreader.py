@@ -21,9 +21,7 @@ SPACE: Final = " \t\n\r"
 
 _to_text: Final = JSONEncoder(ensure_ascii=False).encode
 _decoder: Final = JSONDecoder()
-_TOKEN: Final = regex(
-    r'[ \t\n\r]*([][{},:"]|true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)'
-)
+_TOKEN: Final = regex(r'[ \t\n\r]*([][{},:"]|true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)')
 _CONSTANTS: Final = {"true": True, "false": False, "null": None}
 
 
@@ -96,9 +94,7 @@ def _nothing(_: object) -> None:
 
 
 VALUES: Final = Build(str, _number, _CONSTANTS.__getitem__, list, dict)
-CANONICAL: Final = Build(
-    quote, _canonical_number, str, lambda items: f"[{','.join(items)}]", _canonical_object
-)
+CANONICAL: Final = Build(quote, _canonical_number, str, lambda items: f"[{','.join(items)}]", _canonical_object)
 CHECK: Final = Build(_nothing, _nothing, _nothing, _nothing, _nothing)
 
 
@@ -198,7 +194,8 @@ class Reader:
     def _next(self) -> str:
         match = _TOKEN.match(self._text, self._position)
         if match is None:
-            self._refuse()
+            rest = self._text[self._position : self._position + 80].lstrip(SPACE + "-")
+            self._refuse("NaN and Infinity are not JSON" if rest.startswith(("NaN", "Inf")) else "is not JSON")
         self._position = match.end()
         return match[1]
 

@@ -204,9 +204,7 @@ def _check_text(text: str, max_bytes: int) -> None:
     try:
         size = len(text) if text.isascii() else len(text.encode())
     except UnicodeEncodeError as error:
-        reason = (
-            f"has a lone surrogate as character {error.start:,}, which is no UTF-8: write it as an escape"
-        )
+        reason = f"has a lone surrogate as character {error.start:,}, which is no UTF-8: write it as an escape"
         raise UnstorableError("RawJSON", reason) from None
     if size > max_bytes:
         _refuse_size("RawJSON", max_bytes)

@@ -49,7 +49,7 @@ def check_text(text: object, name: str, max_characters: int) -> str:
         raise InvalidInputError(f"{name}: expected text, got {type(text).__name__}")
     if not 1 <= len(text) <= max_characters:
         raise InvalidInputError(f"{name}: {len(text)} characters; 1 to {max_characters} are allowed")
-    if "\0" in text or not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
+    if "\0" in text or (not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text)):
         raise InvalidInputError(f"{name}: text with NUL or a lone surrogate can't be an identifier: {text!r}")
     return text
 

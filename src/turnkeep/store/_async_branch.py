@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 from turnkeep import jsontext
 from turnkeep.errors import (
@@ -98,7 +98,7 @@ class AsyncBranch:
         once: the same key gives that turn again, at its newest checkpoint, from any process (G4); with
         another body it raises `KeyReusedError`. Raises `TurnOpenError` while another turn is open.
         """
-        messages = list(message) if isinstance(message, list | tuple) else [message]
+        messages: list[Message] = [*message] if isinstance(message, list | tuple) else [cast("Message", message)]
         if key is not None:
             check_text(key, "key", _MAX_KEY_CHARACTERS)
         content = _writes.content(messages, None, None, state)
@@ -258,13 +258,21 @@ class AsyncBranch:
             await self._read_head()
         ((_, _, sub_step, phase, *_),) = await self._database.fetch(
             "history",
-            {**self._place, "branch": branch, "before_turn": turn_index + 1, "before_sub_step": 0, "limit": 1},
+            {
+                **self._place,
+                "branch": branch,
+                "before_turn": turn_index + 1,
+                "before_sub_step": 0,
+                "limit": 1,
+            },
         )
         return Saved(branch, turn_index, sub_step, True, phase == FINAL_PHASE)
 
     async def _first_outcome(self, write_id: uuid.UUID) -> Saved | None:
         rows = await self._database.fetch("written", {**self._place, "write_id": write_id})
-        return Saved(self.branch, *rows[0][:2], True, rows[0][2] == FINAL_PHASE) if rows else None
+        for turn_index, sub_step, phase in rows:
+            return Saved(self.branch, turn_index, sub_step, True, phase == FINAL_PHASE)
+        return None
 
     async def _write(
         self,

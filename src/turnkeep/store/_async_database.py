@@ -37,7 +37,13 @@ class AsyncDatabase:
     """
 
     def __init__(
-        self, conninfo: str, schema: str, *, pool_size: int, timeout: float, revive: Callable[[], None] | None = None
+        self,
+        conninfo: str,
+        schema: str,
+        *,
+        pool_size: int,
+        timeout: float,
+        revive: Callable[[], None] | None = None,
     ) -> None:
         self.conninfo = conninfo
         self.schema = schema
@@ -91,7 +97,10 @@ class AsyncDatabase:
         last: psycopg.Error | None = None
         while True:
             try:
-                async with asyncio.timeout_at(deadline), self._pool.connection(deadline - loop.time()) as connection:
+                async with (
+                    asyncio.timeout_at(deadline),
+                    self._pool.connection(deadline - loop.time()) as connection,
+                ):
                     cursor = await connection.execute(statement, parameters, binary=True)
                     return await cursor.fetchall()
             except (PoolTimeout, TooManyRequests) as error:

@@ -100,7 +100,9 @@ class AsyncStore:
         """Whether a connection pooler stands before the server."""
         return self._database.pooled
 
-    async def conversation(self, conversation: Id, *, agent_id: str | None = None, branch: int | None = None) -> AsyncBranch:
+    async def conversation(
+        self, conversation: Id, *, agent_id: str | None = None, branch: int | None = None
+    ) -> AsyncBranch:
         """Get or create a conversation, restored, as a handle to write with.
 
         `conversation` is a UUID, or a text of 1 to 1,000 characters that always names the same conversation.
@@ -246,7 +248,9 @@ class AsyncStore:
                 {"low": uuid.UUID(digits.ljust(32, "0")), "high": uuid.UUID(digits.ljust(32, "f"))},
             )
             if len(rows) > 1:
-                raise InvalidInputError(f"{reference!r} is the beginning of several conversations' ids: give more of it")
+                raise InvalidInputError(
+                    f"{reference!r} is the beginning of several conversations' ids: give more of it"
+                )
             if rows:
                 return uuid.UUID(str(rows[0][0]))
         raise NotFoundError(f"no conversation {reference!r}")
@@ -284,7 +288,7 @@ def _page(limit: int) -> int:
     return limit
 
 
-def open(  # noqa: A001
+def open(
     database: str | None = None,
     *,
     schema: str = settings.DEFAULT_SCHEMA,

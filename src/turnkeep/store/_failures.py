@@ -32,7 +32,12 @@ _UNLUCKY = {"40001", "40P01", "55P03"}
 # The connection is of no use: the server stops, starts, is a standby now, or has no room for one more.
 _UNUSABLE = {"57P01", "57P02", "57P03", "57P05", "25006", "53300", "08P01"}
 # A pooler's words where it has no server to give; it has no SQLSTATE for them.
-_POOLER_WITHOUT_SERVER = ("server_login_retry", "no more connections", "query_wait_timeout", "pgbouncer cannot connect")
+_POOLER_WITHOUT_SERVER = (
+    "server_login_retry",
+    "no more connections",
+    "query_wait_timeout",
+    "pgbouncer cannot connect",
+)
 
 
 def remedy_for(error: psycopg.Error) -> Remedy:

@@ -67,7 +67,8 @@ def migrate(conninfo: str, schema: str = DEFAULT_SCHEMA, *, timeout: float = 60.
         hint = _create_vector(connection)
         with connection.transaction():
             connection.execute(
-                "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended(%s, 0))", (f"turnkeep {schema}",)
+                "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended(%s, 0))",
+                (f"turnkeep {schema}",),
             )
             _apply(connection, schema)
         return _status(connection, schema, hint)
@@ -90,7 +91,7 @@ def check_revision(rows: Sequence[tuple[Any, ...]], schema: str) -> None:
         )
 
 
-class _connect:  # noqa: N801
+class _connect:
     """A connection outside any transaction block, whose failures are errors of ours."""
 
     def __init__(self, conninfo: str, schema: str, timeout: float) -> None:
@@ -100,7 +101,11 @@ class _connect:  # noqa: N801
     def __enter__(self) -> Connection:
         try:
             self._connection = psycopg.connect(
-                self._conninfo, autocommit=True, prepare_threshold=None, client_encoding="UTF8", connect_timeout=10
+                self._conninfo,
+                autocommit=True,
+                prepare_threshold=None,
+                client_encoding="UTF8",
+                connect_timeout=10,
             )
         except psycopg.Error as error:
             raise translated(error, self._schema) from error
@@ -139,7 +144,8 @@ def _create_vector(connection: Connection) -> str | None:
         return None  # another process was faster
     except (psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedFile) as error:
         database = connection.info.dbname
-        return f"have an administrator run CREATE EXTENSION vector in database {database} ({error.diag.message_primary})"
+        why = error.diag.message_primary
+        return f"have an administrator run CREATE EXTENSION vector in database {database} ({why})"
     return None
 
 
@@ -184,7 +190,8 @@ def _fit_embedding(connection: Connection, schema: str, vector: sql.Composable) 
     """Give document.embedding its type. A view can't follow such a change: it is made anew."""
     have = connection.execute(
         "SELECT pg_catalog.format_type(a.atttypid, a.atttypmod) FROM pg_catalog.pg_attribute AS a"
-        " JOIN pg_catalog.pg_class AS c ON c.oid = a.attrelid JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace"
+        " JOIN pg_catalog.pg_class AS c ON c.oid = a.attrelid"
+        " JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace"
         " WHERE n.nspname = %s AND c.relname = 'document' AND a.attname = 'embedding' AND NOT a.attisdropped",
         (schema,),
     ).fetchone()
@@ -226,7 +233,7 @@ def _applied(connection: Connection, schema: str) -> dict[int, str | None]:
         if is_missing_schema(error):
             return {}
         raise
-    return {number: digest for number, digest in rows}
+    return dict(rows)
 
 
 def _status(connection: Connection, schema: str, hint: str | None = None) -> SchemaStatus:

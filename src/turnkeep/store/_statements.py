@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from functools import cache
 from importlib import resources
-from typing import cast
 
 from psycopg import sql
 
@@ -20,7 +19,7 @@ def read(path: str) -> str:
 def render(text: str, schema: str, **identifiers: sql.Composable) -> bytes:
     """Put the schema's quoted name, and other SQL, into `{placeholders}` of a text of ours."""
     # The text is a file of this package, never a caller's: what a LiteralString is there to ensure.
-    template = sql.SQL(cast("str", text))  # type: ignore[arg-type]
+    template = sql.SQL(text)
     return template.format(schema=sql.Identifier(schema), **identifiers).as_bytes(None)
 
 
@@ -31,6 +30,5 @@ def statements(schema: str) -> dict[str, bytes]:
     marks = list(_NAME.finditer(text))
     ends = [mark.start() for mark in marks[1:]] + [len(text)]
     return {
-        mark.group(1): render(text[mark.end() : end].strip(), schema)
-        for mark, end in zip(marks, ends, strict=True)
+        mark.group(1): render(text[mark.end() : end].strip(), schema) for mark, end in zip(marks, ends, strict=True)
     }

@@ -20,7 +20,9 @@ def answered(
     without any id answers the only pending call. Raises `UnknownToolCallError` where there is none.
     """
     if answers is not None and len(answers) != len(results):
-        raise InvalidInputError(f"answers: {len(answers)} calls for {len(results)} tool results; one for each is needed")
+        raise InvalidInputError(
+            f"answers: {len(answers)} calls for {len(results)} tool results; one for each is needed"
+        )
     waiting = list(pending)
     found: list[PendingCall] = []
     for index, result in enumerate(results):

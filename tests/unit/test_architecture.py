@@ -1,0 +1,81 @@
+"""Imports go one way, `import turnkeep` stays light, and the public names are the ones below."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import turnkeep
+
+PACKAGE = Path(turnkeep.__file__).parent
+
+# What each layer may import, beside itself.
+PURE = {"errors", "model", "jsontext", "settings"}
+ALLOWED = {
+    "errors": {"model"},  # for type checking only
+    "jsontext": {"errors", "_jsonreader"},
+    "_jsonreader": {"errors", "jsontext"},
+    "model": {"errors", "jsontext"},
+    "settings": {"errors"},
+    "embedded": {"errors"},
+    "store": PURE | {"embedded"},
+    "demo": PURE | {"embedded", "store"},
+    "cli": PURE | {"embedded", "store", "demo"},
+    "__main__": {"cli"},
+    "__init__": PURE | {"store"},
+}
+
+PUBLIC = {
+    "AsyncBranch", "AsyncStore", "Checkpoint", "CheckpointSummary", "ConfigurationError", "ConflictError",
+    "ConversationSummary", "CorruptionError", "DatabaseError", "EmbeddedError", "InvalidInputError", "KeyReusedError",
+    "Lease", "LeaseError", "LeaseHeldError", "LeaseLostError", "NotFoundError", "PendingCall", "PendingCallsError",
+    "PermissionDeniedError", "PoolExhaustedError", "RawJSON", "Saved", "SchemaError", "TurnNotOpenError",
+    "TurnOpenError", "TurnkeepError", "UNCHANGED", "UnavailableError", "UnknownToolCallError", "UnreadableError",
+    "UnstorableError", "UsageError", "conversation_uuid", "migrate", "open",
+}  # fmt: skip
+
+
+def _layer(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def _imported_layers(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        if isinstance(node, ast.ImportFrom) and node.module == "turnkeep":
+            names = [f"turnkeep.{alias.name}" for alias in node.names]
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        found |= {name.split(".")[1] for name in names if name.startswith("turnkeep.")}
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_go_one_way(path: Path) -> None:
+    layer = _layer(path)
+    assert _imported_layers(path) - {layer} <= ALLOWED[layer]
+
+
+def test_only_the_store_speaks_sql() -> None:
+    speaking = {
+        _layer(path)
+        for path in PACKAGE.rglob("*.py")
+        if any(verb in path.read_text() for verb in ("SELECT ", "INSERT INTO", "UPDATE ", "DELETE FROM"))
+    }
+    assert speaking <= {"store", "embedded", "demo"}
+
+
+def test_the_public_names_are_these_and_no_more() -> None:
+    assert set(turnkeep.__all__) == PUBLIC
+    assert all(hasattr(turnkeep, name) for name in PUBLIC)
+
+
+def test_importing_turnkeep_loads_nothing_heavy() -> None:
+    code = "import sys, turnkeep; print(*sorted({name.split('.')[0] for name in sys.modules}))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"typer", "click", "rich", "starlette", "openai", "pydantic", "numpy"} & set(loaded)
