@@ -17,6 +17,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 import turnkeep
+from turnkeep import embedded
 from turnkeep.embedded import EmbeddedPostgres
 
 TEMPLATE = "turnkeep_template"
@@ -39,6 +40,7 @@ def server() -> Iterator[EmbeddedPostgres]:
     directory.chmod(0o755)
     with EmbeddedPostgres.start(directory / "postgres") as running:
         yield running
+    embedded.stop(directory / "postgres")
     shutil.rmtree(directory)
 
 

@@ -34,7 +34,12 @@ def checkpoints(rows: Iterable[tuple[Any, ...]]) -> dict[int, Checkpoint]:
     What was asked for and does not exist is not in the result. Raises `CorruptionError` where rows are
     missing: less than what was saved is never given back (G1).
     """
-    return {item: _checkpoint(_collect(group)) for item, group in groupby(rows, key=itemgetter(0))}
+    found: dict[int, Checkpoint] = {}
+    for item, group in groupby(rows, key=itemgetter(0)):
+        parts = _collect(group)
+        if parts.head["phase"] is not None or not parts.head["earlier"]:
+            found[item] = _checkpoint(parts)
+    return found
 
 
 def _collect(rows: Iterable[tuple[Any, ...]]) -> _Parts:

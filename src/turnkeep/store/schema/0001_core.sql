@@ -75,6 +75,7 @@ CREATE TABLE {schema}.checkpoint (
     state json,
     PRIMARY KEY (conversation_id, turn_index, sub_step, branch)
 );
+CREATE INDEX checkpoint_agent ON {schema}.checkpoint (agent_id, conversation_id);
 
 -- A user message accepted under an idempotency key. body is null where the turn it opened holds it.
 CREATE TABLE {schema}.request (

@@ -2,13 +2,22 @@
 -- {vector} is the type of an embedding: pgvector's where it is installed, real[] elsewhere.
 
 -- A json value for reading. What jsonb can't represent never makes a query fail: the exact text stays in its table.
+-- Nor does it make a driver fail: jsonb spells 1e5000 out, and Python refuses integers of more than 4,300 digits.
 CREATE OR REPLACE FUNCTION {schema}.shown(p_value json) RETURNS jsonb LANGUAGE plpgsql IMMUTABLE STRICT AS $$
+DECLARE
+    v_value jsonb;
 BEGIN
     IF pg_catalog.octet_length(p_value::text) > 16777216 THEN
         RETURN pg_catalog.jsonb_build_object('turnkeep_unrepresentable',
             pg_catalog.format('%s bytes of JSON: too large to show', pg_catalog.octet_length(p_value::text)));
     END IF;
-    RETURN p_value::jsonb;
+    v_value := p_value::jsonb;
+    IF p_value::text ~ '[0-9][eE][+]?[0-9]{{4}}|[0-9]{{255}}' AND pg_catalog.jsonb_path_exists(
+        v_value, '$.** ? (@.type() == "number" && (@ >= 1e4300 || @ <= -1e4300))')
+    THEN
+        RETURN pg_catalog.jsonb_build_object('turnkeep_unrepresentable', 'a number of more than 4300 digits');
+    END IF;
+    RETURN v_value;
 EXCEPTION WHEN OTHERS THEN
     RETURN pg_catalog.jsonb_build_object('turnkeep_unrepresentable', SQLERRM);
 END $$;

@@ -46,7 +46,8 @@ SELECT {schema}.release_v1(%(conversation)s, %(branch)s, %(token)s)
 WITH wanted AS (
     SELECT w.item, v.conversation_id, v.external_id, v.agent_id AS conversation_agent, v.current_branch, b.branch,
         b.name, b.lineage, b.status, b.lease_owner, b.lease_until, coalesce(w.turn, b.turn_index) AS turn_index,
-        coalesce(w.sub_step, b.sub_step) AS sub_step
+        coalesce(w.sub_step, b.sub_step) AS sub_step,
+        w.turn IS NOT NULL AND (w.turn, w.sub_step) <> (b.turn_index, b.sub_step) AS earlier
     FROM unnest(%(conversations)s::uuid[], %(branches)s::int[], %(turns)s::int[], %(sub_steps)s::int[])
         WITH ORDINALITY AS w (conversation_id, branch, turn, sub_step, item)
     JOIN {schema}.conversation AS v ON v.conversation_id = w.conversation_id
@@ -65,7 +66,7 @@ SELECT h.item::int, 0 AS part, 0 AS ord, 0 AS position, json_build_object(
     'current_branch', h.current_branch, 'branch', h.branch, 'name', h.name, 'status', h.status,
     'lease_owner', h.lease_owner, 'lease_until', h.lease_until, 'turn_index', h.turn_index,
     'sub_step', h.sub_step, 'head_branch', h.head_branch, 'phase', h.phase, 'agent_id', h.agent_id,
-    'created_at', h.created_at, 'write_id', h.write_id, 'spans', h.spans,
+    'earlier', h.earlier, 'created_at', h.created_at, 'write_id', h.write_id, 'spans', h.spans,
     'parent', ARRAY[h.parent_turn_index, h.parent_sub_step, h.parent_branch])::text AS content
 FROM head AS h
 UNION ALL
