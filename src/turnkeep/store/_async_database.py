@@ -101,7 +101,7 @@ class AsyncDatabase:
                     asyncio.timeout_at(deadline),
                     self._pool.connection(deadline - loop.time()) as connection,
                 ):
-                    cursor = await connection.execute(statement, parameters, binary=True)
+                    cursor = await connection.execute(statement, parameters or {}, binary=True)
                     return await cursor.fetchall()
             except (PoolTimeout, TooManyRequests) as error:
                 raise self._no_connection(last) from (last or error)

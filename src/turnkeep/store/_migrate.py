@@ -15,7 +15,7 @@ from psycopg import sql
 from turnkeep.errors import ConfigurationError, SchemaError
 from turnkeep.settings import DEFAULT_SCHEMA, check_schema_name
 from turnkeep.store._failures import is_missing_schema, translated
-from turnkeep.store._statements import read, render
+from turnkeep.store._statements import in_parameterised, read, render
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -213,7 +213,7 @@ def _record(connection: Connection, schema: str, number: int, name: str, digest:
         sql.SQL(
             "INSERT INTO {}.migration (number, name, digest, applied_at) VALUES (%s, %s, %s, clock_timestamp())"
             " ON CONFLICT (number) DO UPDATE SET digest = excluded.digest, applied_at = excluded.applied_at"
-        ).format(sql.Identifier(schema)),
+        ).format(sql.Identifier(in_parameterised(schema))),
         (number, name, digest),
     )
 

@@ -23,12 +23,18 @@ def render(text: str, schema: str, **identifiers: sql.Composable) -> bytes:
     return template.format(schema=sql.Identifier(schema), **identifiers).as_bytes(None)
 
 
+def in_parameterised(schema: str) -> str:
+    """A schema's name for a statement with parameters, where a percent sign is written twice."""
+    return schema.replace("%", "%%")
+
+
 @cache
-def statements(schema: str) -> dict[str, bytes]:
-    """Every statement of `sql/statements.sql` by its name, for one schema."""
-    text = read("sql/statements.sql")
+def statements(schema: str, path: str = "sql/statements.sql") -> dict[str, bytes]:
+    """Every statement of a file by its name, for one schema."""
+    text = read(path)
     marks = list(_NAME.finditer(text))
     ends = [mark.start() for mark in marks[1:]] + [len(text)]
     return {
-        mark.group(1): render(text[mark.end() : end].strip(), schema) for mark, end in zip(marks, ends, strict=True)
+        mark.group(1): render(text[mark.end() : end].strip(), in_parameterised(schema))
+        for mark, end in zip(marks, ends, strict=True)
     }

@@ -1,0 +1,181 @@
+"""What the command line asks beside the store: is the server there, what is it like, what was interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import cache
+from statistics import median
+from typing import Any
+
+import psycopg
+from psycopg import AsyncConnection
+from psycopg.rows import dict_row
+
+from turnkeep.errors import ConfigurationError, UnavailableError
+from turnkeep.model import ConversationSummary
+from turnkeep.settings import check_schema_name
+from turnkeep.store._failures import is_missing_schema, translated
+from turnkeep.store._statements import read, render
+
+_NAME = re.compile(r"^-- name: (\w+)\n(?:--.*\n)+", re.MULTILINE)
+_PINGS = 5
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server as a session of ours finds it. Times are in seconds; settings are None where it has no such."""
+
+    address: str
+    connected_in: float
+    round_trip: float
+    pooled: bool
+    version_number: int
+    version: str
+    encoding: str
+    fsync: str | None
+    full_page_writes: str | None
+    synchronous_commit: str | None
+    in_recovery: bool
+    read_only: bool
+    role_name: str
+    database_name: str
+    may_create: bool
+    vector_available: bool
+
+
+@dataclass(frozen=True)
+class Rights:
+    """What the role may not do in the schema, such as `INSERT on message`, and what is wrong with indexes."""
+
+    may_use: bool
+    missing_on_tables: tuple[str, ...]
+    missing_on_functions: tuple[str, ...]
+    invalid_indexes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Leases:
+    """Numbers of branches: running under a live lease, running under an expired one, in the middle of a turn
+    that no live lease holds."""
+
+    live: int
+    expired: int
+    interrupted: int
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What was found. `rights` is None where there is no schema, `leases` where they could not be read."""
+
+    server: Server
+    rights: Rights | None
+    leases: Leases | None
+
+
+async def check_reachable(conninfo: str, schema: str, seconds: float) -> None:
+    """Connect once. Raises `UnavailableError` with the reason at once, or after `seconds`."""
+    async with _session(conninfo, schema, seconds):
+        pass
+
+
+async def examine(conninfo: str, schema: str, seconds: float) -> Examination:
+    """Look at the server and the schema without changing anything. Raises `UnavailableError`."""
+    async with _session(conninfo, schema, seconds) as session:
+        return Examination(server=await session.server(), rights=await session.rights(), leases=await session.leases())
+
+
+async def interrupted_branches(
+    conninfo: str, schema: str, *, agent_id: str | None, limit: int, seconds: float
+) -> list[ConversationSummary]:
+    """List what a crash left behind, without its content: `AsyncStore.restore_interrupted` gives that."""
+    async with _session(conninfo, schema, seconds) as session:
+        rows = await session.fetch("interrupted_branches", {"agent": agent_id, "limit": limit})
+        return [ConversationSummary(*row.values()) for row in rows]
+
+
+@dataclass
+class _Session:
+    connection: AsyncConnection[dict[str, Any]]
+    schema: str
+    connected_in: float
+
+    async def fetch(self, name: str, parameters: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+        cursor = await self.connection.execute(_statements(self.schema)[name], parameters)
+        return await cursor.fetchall()
+
+    async def server(self) -> Server:
+        (row,) = await self.fetch("server")
+        times = []
+        for _ in range(_PINGS):
+            start = time.perf_counter()
+            await self.fetch("ping")
+            times.append(time.perf_counter() - start)
+        info = self.connection.info
+        return Server(
+            address=info.host if info.host.startswith("/") else f"{info.host or 'this machine'}:{info.port}",
+            connected_in=self.connected_in,
+            round_trip=median(times),
+            # A pooler hands out a process id of its own making.
+            pooled=row.pop("backend_pid") != info.backend_pid,
+            **{**row, "read_only": row["read_only"] == "on"},
+        )
+
+    async def rights(self) -> Rights | None:
+        rows = await self.fetch("rights", {"schema": self.schema})
+        if not rows:
+            return None
+        row = rows[0]
+        return Rights(
+            may_use=row["may_use"],
+            missing_on_tables=tuple(row["missing_on_tables"]),
+            missing_on_functions=tuple(row["missing_on_functions"]),
+            invalid_indexes=tuple(row["invalid_indexes"]),
+        )
+
+    async def leases(self) -> Leases | None:
+        try:
+            (row,) = await self.fetch("leases")
+        except psycopg.errors.InsufficientPrivilege:
+            return None
+        except psycopg.Error as error:
+            if is_missing_schema(error) or isinstance(error, psycopg.errors.UndefinedFunction):
+                return None
+            raise
+        return Leases(**row)
+
+
+@asynccontextmanager
+async def _session(conninfo: str, schema: str, seconds: float) -> AsyncIterator[_Session]:
+    """A connection outside any transaction block, whose failures are errors of ours."""
+    check_schema_name(schema)
+    start = time.perf_counter()
+    try:
+        async with asyncio.timeout(seconds):
+            connection = await AsyncConnection.connect(
+                conninfo, autocommit=True, prepare_threshold=None, client_encoding="UTF8", row_factory=dict_row
+            )
+            async with connection:
+                yield _Session(connection, schema, time.perf_counter() - start)
+    except TimeoutError as error:
+        raise UnavailableError(f"the database did not answer within {seconds:g} s") from error
+    except psycopg.ProgrammingError as error:
+        if error.sqlstate is None:
+            raise ConfigurationError(f"the DSN can't be read: {str(error).strip()}") from error
+        raise translated(error, schema) from error
+    except psycopg.Error as error:
+        raise translated(error, schema) from error
+
+
+@cache
+def _statements(schema: str) -> dict[str, bytes]:
+    text = read("sql/doctor.sql")
+    marks = list(_NAME.finditer(text))
+    ends = [mark.start() for mark in marks[1:]] + [len(text)]
+    return {
+        mark.group(1): render(text[mark.end() : end].strip(), schema) for mark, end in zip(marks, ends, strict=True)
+    }

@@ -1,0 +1,186 @@
+"""G11: any schema, beside other applications, with and without pgvector, without a superuser's rights."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+import turnkeep
+from turnkeep.embedded import EmbeddedPostgres
+from turnkeep.store import status
+
+USER = {"role": "user", "content": "hello"}
+
+
+def run(dsn: str, *statements: str) -> list[tuple[Any, ...]]:
+    rows: list[tuple[Any, ...]] = []
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for statement in statements:
+            cursor = connection.execute(statement.encode())
+            rows = cursor.fetchall() if cursor.description else []
+    return rows
+
+
+def embedding_type(dsn: str, schema: str = "turnkeep") -> str:
+    view = sql.Identifier(schema, "agent_checkpoints").as_string(None)
+    query = "SELECT format_type(atttypid, atttypmod) FROM pg_attribute WHERE attname = 'embedding' AND attrelid = "
+    rows = run(dsn, query + sql.Literal(view).as_string(None) + "::regclass")
+    return str(rows[0][0])
+
+
+async def talk(dsn: str, schema: str = "turnkeep") -> None:
+    async with turnkeep.open(dsn, schema=schema) as store:
+        branch = await store.conversation("c")
+        await branch.begin_turn(USER, key=str(uuid.uuid4()))
+        await branch.save([{"role": "assistant"}], final=True)
+        assert (await store.restore("c")).messages[-2:] == [USER, {"role": "assistant"}]
+
+
+@pytest.fixture
+def owner(empty_dsn: str, server: EmbeddedPostgres) -> Iterator[str]:
+    """The conninfo of a role that owns its database and is no superuser."""
+    role = f"owner_{uuid.uuid4().hex[:8]}"
+    with psycopg.connect(empty_dsn, autocommit=True) as connection:
+        name = sql.Identifier(role)
+        connection.execute(sql.SQL("CREATE ROLE {} LOGIN").format(name))
+        connection.execute(
+            sql.SQL("ALTER DATABASE {} OWNER TO {}").format(sql.Identifier(connection.info.dbname), name)
+        )
+    yield make_conninfo(empty_dsn, user=role)
+    with psycopg.connect(empty_dsn, autocommit=True) as connection:
+        connection.execute(sql.SQL("REASSIGN OWNED BY {} TO postgres").format(name))
+        connection.execute(sql.SQL("DROP OWNED BY {}").format(name))
+        connection.execute(sql.SQL("DROP ROLE {}").format(name))
+
+
+async def test_migrate_makes_the_schema_once(empty_dsn: str) -> None:
+    before = status(empty_dsn)
+    assert (before.exists, before.current, [m.applied for m in before.migrations]) == (False, False, [False])
+    assert turnkeep.migrate(empty_dsn).current
+    applied = run(empty_dsn, "SELECT number, applied_at FROM turnkeep.migration ORDER BY 1")
+    assert turnkeep.migrate(empty_dsn).current
+    assert run(empty_dsn, "SELECT number, applied_at FROM turnkeep.migration ORDER BY 1") == applied
+    await talk(empty_dsn)
+
+
+@pytest.mark.parametrize(
+    "schema", ["agents", "My Schema", 'quo"te', "ünï.cödé", "x" * 63, "select", "{braces}", "50%s"]
+)
+async def test_any_name_will_do_for_the_schema(empty_dsn: str, schema: str) -> None:
+    turnkeep.migrate(empty_dsn, schema)
+    await talk(empty_dsn, schema)
+    with psycopg.connect(empty_dsn) as connection:
+        query = sql.SQL("SELECT messages FROM {} ORDER BY sub_step").format(sql.Identifier(schema, "agent_checkpoints"))
+        assert len(connection.execute(query).fetchall()[-1][0]) == 2
+
+
+@pytest.mark.parametrize("schema", ["", "x" * 64, "a\0b", "pg_mine"])
+def test_a_name_that_postgres_refuses_is_refused_first(schema: str) -> None:
+    with pytest.raises(turnkeep.ConfigurationError, match="schema"):
+        turnkeep.open("host=nowhere", schema=schema)
+
+
+async def test_schemas_stand_side_by_side_and_apart(empty_dsn: str) -> None:
+    for schema in ("one", "two"):
+        turnkeep.migrate(empty_dsn, schema)
+    await talk(empty_dsn, "one")
+    assert run(empty_dsn, "SELECT count(*) FROM two.checkpoint") == [(0,)]
+    assert run(empty_dsn, "SELECT count(*) FROM one.checkpoint") == [(2,)]
+
+
+async def test_without_a_superusers_rights_everything_but_vectors_works(owner: str, empty_dsn: str) -> None:
+    result = turnkeep.migrate(owner)
+    assert result.current
+    assert result.vector_hint is not None
+    assert "CREATE EXTENSION vector" in result.vector_hint
+    await talk(owner)
+    assert embedding_type(owner) == "real[]"
+
+    run(empty_dsn, "CREATE EXTENSION vector")
+    assert not status(owner).current
+    await talk(owner)  # and nothing stands still until then
+    assert turnkeep.migrate(owner).vector_hint is None
+    assert embedding_type(owner) == "vector(768)"
+    await talk(owner)
+
+
+async def test_embeddings_stored_before_pgvector_came_are_kept(owner: str, empty_dsn: str) -> None:
+    turnkeep.migrate(owner)
+    await talk(owner)
+    run(owner, "UPDATE turnkeep.document SET embedding = array_fill(0.5::real, ARRAY[768])")
+    run(empty_dsn, "CREATE EXTENSION vector")
+    turnkeep.migrate(owner)
+    rows = run(owner, "SELECT embedding::real[] FROM turnkeep.agent_checkpoints WHERE phase = 'final'")
+    assert rows == [([0.5] * 768,)]
+
+
+async def test_pgvector_may_live_in_any_schema(empty_dsn: str) -> None:
+    run(empty_dsn, 'CREATE SCHEMA "ext-1"', 'CREATE EXTENSION vector SCHEMA "ext-1"')
+    turnkeep.migrate(empty_dsn)
+    await talk(empty_dsn)
+    assert embedding_type(empty_dsn) == '"ext-1".vector(768)'
+
+
+def test_a_role_without_rights_is_told_which(owner: str, empty_dsn: str) -> None:
+    run(empty_dsn, "ALTER DATABASE " + psycopg.conninfo.conninfo_to_dict(empty_dsn)["dbname"] + " OWNER TO postgres")  # type: ignore[operator]
+    with pytest.raises(turnkeep.PermissionDeniedError, match="permission denied for database"):
+        turnkeep.migrate(owner)
+
+
+async def test_a_prepared_schema_is_enough_for_a_role_that_may_create_none(owner: str, empty_dsn: str) -> None:
+    dbname = psycopg.conninfo.conninfo_to_dict(empty_dsn)["dbname"]
+    role = psycopg.conninfo.conninfo_to_dict(owner)["user"]
+    run(empty_dsn, f"ALTER DATABASE {dbname} OWNER TO postgres", f"CREATE SCHEMA turnkeep AUTHORIZATION {role}")
+    assert turnkeep.migrate(owner).current
+    await talk(owner)
+
+
+def test_a_database_in_another_encoding_is_refused_and_left_as_it_was(server: EmbeddedPostgres) -> None:
+    name = f"latin_{uuid.uuid4().hex}"
+    run(
+        server.conninfo,
+        f"CREATE DATABASE {name} ENCODING 'LATIN1' LOCALE_PROVIDER libc LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0",
+    )
+    dsn = make_conninfo(server.conninfo, dbname=name)
+    with pytest.raises(turnkeep.ConfigurationError, match="LATIN1"):
+        turnkeep.migrate(dsn)
+    assert run(dsn, "SELECT count(*) FROM pg_namespace WHERE nspname = 'turnkeep'") == [(0,)]
+    run(server.conninfo, f"DROP DATABASE {name}")
+
+
+async def test_a_missing_schema_is_an_error_that_names_the_remedy(empty_dsn: str) -> None:
+    with pytest.raises(turnkeep.SchemaError, match="turnkeep init"):
+        async with turnkeep.open(empty_dsn):
+            pass
+
+
+async def test_a_schema_of_an_older_release_is_an_error_that_names_the_remedy(dsn: str) -> None:
+    run(dsn, "DELETE FROM turnkeep.migration WHERE number = 1")
+    with pytest.raises(turnkeep.SchemaError, match="turnkeep migrate"):
+        async with turnkeep.open(dsn):
+            pass
+
+
+async def test_a_failure_halfway_leaves_nothing(empty_dsn: str) -> None:
+    run(empty_dsn, "CREATE SCHEMA turnkeep", "CREATE VIEW turnkeep.document AS SELECT 1 AS x")
+    with pytest.raises(turnkeep.DatabaseError):
+        turnkeep.migrate(empty_dsn)
+    assert run(empty_dsn, "SELECT relname FROM pg_class WHERE relnamespace = 'turnkeep'::regnamespace") == [
+        ("document",)
+    ]
+    run(empty_dsn, "DROP VIEW turnkeep.document")
+    assert turnkeep.migrate(empty_dsn).current
+
+
+async def test_views_of_others_on_ours_stay(dsn: str) -> None:
+    run(dsn, "CREATE VIEW public.mine AS SELECT conversation_id, messages FROM turnkeep.agent_checkpoints")
+    run(dsn, "UPDATE turnkeep.migration SET digest = 'older' WHERE number = 0")
+    assert turnkeep.migrate(dsn).current
+    await talk(dsn)
+    assert len(run(dsn, "SELECT * FROM public.mine")) == 2
