@@ -1,0 +1,81 @@
+"""Every snippet in README and docs runs as it stands."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+import turnkeep
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# Lines of shell that a test of their own runs, or that prepare a machine.
+ELSEWHERE = ("make ", "pip ", "export ", "turnkeep demo")
+
+
+def snippets(language: str) -> list[Any]:
+    return [
+        pytest.param(
+            match.group(2), id=f"{page.relative_to(ROOT)}:{page.read_text()[: match.start()].count(chr(10)) + 1}"
+        )
+        for page in PAGES
+        for match in FENCE.finditer(page.read_text())
+        if match.group(1) == language
+    ]
+
+
+def environment(dsn: str) -> dict[str, str]:
+    return {**os.environ, "TURNKEEP_DATABASE_URL": dsn, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+
+def python(dsn: str, code: str) -> str:
+    ran = subprocess.run([sys.executable, "-c", code], env=environment(dsn), capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+README_EXAMPLE = snippets("python")[0].values[0]
+
+
+@pytest.mark.parametrize("code", snippets("python"))
+def test_python_runs(dsn: str, code: str) -> None:
+    python(dsn, code)
+
+
+def test_readmes_example_goes_on_and_repeats_nothing(dsn: str) -> None:
+    first = python(dsn, README_EXAMPLE)
+    assert first.splitlines()[-1] == "assistant | It was shipped on Monday."
+    assert python(dsn, README_EXAMPLE) == first
+
+
+@pytest.mark.parametrize("query", snippets("sql"))
+def test_sql_runs(dsn: str, query: str) -> None:
+    python(dsn, README_EXAMPLE)
+    with psycopg.connect(dsn) as connection:
+        parameters = {"conversation": turnkeep.conversation_uuid("ticket-42")} if "$1" in query else None
+        rows = connection.execute(query.replace("$1", "%(conversation)s").encode(), parameters).fetchall()
+    assert rows
+
+
+@pytest.mark.parametrize("lines", snippets("sh"))
+def test_shell_runs(dsn: str, lines: str) -> None:
+    python(dsn, README_EXAMPLE)
+    for line in lines.splitlines():
+        command = line.split("#")[0].strip()
+        if command and not command.startswith(ELSEWHERE):
+            ran = subprocess.run(command, shell=True, env=environment(dsn), capture_output=True, text=True)
+            assert ran.returncode == 0, f"{command}: {ran.stdout}{ran.stderr}"
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
