@@ -155,9 +155,8 @@ _to_text: Final = _writer(sort_keys=False)
 _to_sorted_text: Final = _writer(sort_keys=True)
 _is_json: Final = JSONDecoder(parse_constant=_no_constant).decode
 _from_text: Final = JSONDecoder(parse_constant=_no_constant, parse_float=finite).decode
-_from_text_unique: Final = JSONDecoder(
-    parse_constant=_no_constant, parse_float=finite, object_pairs_hook=_unique
-).decode
+# Only for text known to be JSON. Infinity is left to the encoder that comes next: it refuses it.
+_from_text_unique: Final = JSONDecoder(object_pairs_hook=_unique).decode
 
 
 def _is_plain(value: object, path: str, max_bytes: int) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from turnkeep import jsontext
-from turnkeep.errors import InvalidInputError
+from turnkeep.errors import InvalidInputError, UnstorableError
 from turnkeep.jsontext import RawJSON
 
 
@@ -18,6 +18,9 @@ class Unchanged(enum.Enum):
 
     UNCHANGED = "unchanged"
 
+
+# A list travels as one value, and Postgres takes none of 1 GiB.
+MAX_LIST_CHARACTERS: Final = 200 * 1024 * 1024
 
 UNCHANGED: Final = Unchanged.UNCHANGED
 """Stands for a state that goes on as the previous checkpoint has it."""
@@ -50,7 +53,7 @@ def content(
             raise InvalidInputError(f"messages[{index}]: a message is a JSON object, not {type(message).__name__}")
     return Content(
         count=len(messages),
-        messages=jsontext.encode_list(messages, "messages") if messages else None,
+        messages=_list_text(messages, "messages"),
         tool_calls=_list_text(tool_calls, "tool_calls"),
         tool_results=_list_text(tool_results, "tool_results"),
         state=None if state is UNCHANGED else jsontext.encode(state, "state"),
@@ -61,7 +64,14 @@ def _list_text(values: Sequence[object] | None, name: str) -> str | None:
     if values is None:
         return None
     _check_list(values, name)
-    return jsontext.encode_list(values, name) if values else None
+    if not values:
+        return None
+    text = jsontext.encode_list(values, name)
+    if len(text) > MAX_LIST_CHARACTERS:
+        raise UnstorableError(
+            name, f"{len(text)} characters in one write; at most {MAX_LIST_CHARACTERS}: save it in several sub-steps"
+        )
+    return text
 
 
 def _check_list(values: object, name: str) -> None:
