@@ -16,10 +16,10 @@ from pathlib import Path
 import psycopg
 from rich.console import Console
 from rich.table import Table
-from tests.acceptance.pgbouncer import running_pgbouncer
 
 from bench import keeping, writing
 from bench.scene import Finding, new_database
+from tests.acceptance.pgbouncer import PgBouncer
 from turnkeep import embedded
 from turnkeep.embedded import EmbeddedPostgres
 
@@ -48,8 +48,8 @@ async def measure(conninfo: str, console: Console) -> list[Finding]:
 
     report(await writing.direct(new_database(conninfo)))
     report(await writing.late(new_database(conninfo)))
-    with running_pgbouncer(new_database(conninfo)) as pooler:
-        report(await writing.pooled(pooler))
+    with PgBouncer(new_database(conninfo), pool_size=4) as pooler:
+        report(await writing.pooled(pooler.dsn()))
     report(await writing.many(new_database(conninfo)))
     report(await writing.under_snapshot(new_database(conninfo)))
     report(*await keeping.storage_and_log(new_database(conninfo)))

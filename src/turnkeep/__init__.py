@@ -1,5 +1,6 @@
 """Agent conversations that survive `kill -9`, in the Postgres you already run."""
 
+from turnkeep._version import VERSION
 from turnkeep.errors import (
     ConfigurationError,
     ConflictError,
@@ -37,7 +38,7 @@ from turnkeep.model import (
 )
 from turnkeep.store import UNCHANGED, AsyncBranch, AsyncStore, migrate, open
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "UNCHANGED",

@@ -184,3 +184,19 @@ async def test_views_of_others_on_ours_stay(dsn: str) -> None:
     assert turnkeep.migrate(dsn).current
     await talk(dsn)
     assert len(run(dsn, "SELECT * FROM public.mine")) == 2
+
+
+async def test_an_older_release_leaves_newer_functions_alone(dsn: str) -> None:
+    run(dsn, "UPDATE turnkeep.migration SET digest = 'newer', name = '99.0.0' WHERE number = 0")
+    assert turnkeep.migrate(dsn).current
+    assert run(dsn, "SELECT digest FROM turnkeep.migration WHERE number = 0") == [("newer",)]
+    await talk(dsn)
+
+
+def test_a_lock_that_somebody_else_holds_ends_in_an_error(dsn: str) -> None:
+    run(dsn, "UPDATE turnkeep.migration SET digest = 'older' WHERE number = 0")
+    with psycopg.connect(dsn) as other:
+        other.execute("LOCK TABLE turnkeep.migration IN ACCESS EXCLUSIVE MODE")
+        with pytest.raises(turnkeep.UnavailableError, match="lock"):
+            turnkeep.migrate(dsn, timeout=0.2)
+    assert turnkeep.migrate(dsn).current

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import turnkeep
-from observing import Observer, branches_held, table_held
+from tests.observing import Observer, branches_held, table_held
 
 USER = {"role": "user", "content": "weather?"}
 STEP = {"role": "assistant", "content": "let me see"}

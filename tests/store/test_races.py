@@ -16,7 +16,7 @@ import psycopg
 import pytest
 
 import turnkeep
-from observing import Observer, branches_held, transaction
+from tests.observing import Observer, branches_held, transaction
 
 USER = {"role": "user", "content": "weather?"}
 CALLS = [{"id": "call_1", "name": "weather"}, {"id": "call_2", "name": "news"}]

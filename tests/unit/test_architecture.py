@@ -14,8 +14,9 @@ import turnkeep
 PACKAGE = Path(turnkeep.__file__).parent
 
 # What each layer may import, beside itself.
-PURE = {"errors", "model", "jsontext", "settings"}
+PURE = {"errors", "model", "jsontext", "settings", "_version"}
 ALLOWED = {
+    "_version": set(),
     "errors": {"model"},  # for type checking only
     "jsontext": {"errors", "_jsonreader"},
     "_jsonreader": {"errors", "jsontext"},

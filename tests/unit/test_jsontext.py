@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from json_values import quick, strict, values
 
+from tests.unit.json_values import quick, strict, values
 from turnkeep import _jsonreader, jsontext
 from turnkeep.errors import UnreadableError, UnstorableError
 from turnkeep.jsontext import MAX_DEPTH, RawJSON, decode, digest, encode, encode_list

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from json_values import quick, strict, values
 
+from tests.unit.json_values import quick, strict, values
 from turnkeep import _jsonreader, jsontext
 from turnkeep.errors import UnreadableError, UnstorableError
 from turnkeep.jsontext import RawJSON, decode, digest, encode

@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import psycopg
 from psycopg import AsyncConnection
 from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout, TooManyRequests
 
-from turnkeep.errors import PoolExhaustedError, TurnkeepError, UnavailableError, UsageError
+from turnkeep.errors import ConfigurationError, PoolExhaustedError, TurnkeepError, UnavailableError, UsageError
 from turnkeep.store._failures import Remedy, remedy_for, translated
 from turnkeep.store._statements import statements
 
 _FIRST_DELAY = 0.02
 _LONGEST_DELAY = 1.0
+_LONGEST_RECONNECT_DELAY = 0.25
 
 # What a connection gets unless the conninfo says otherwise. Nothing here needs a session (G10).
 _DEFAULTS: dict[str, Any] = {
@@ -27,6 +28,19 @@ _DEFAULTS: dict[str, Any] = {
     "keepalives_count": 3,
     "fallback_application_name": "turnkeep",
 }
+
+
+def _connection_arguments(conninfo: str) -> dict[str, Any]:
+    try:
+        given = conninfo_to_dict(conninfo)
+    except psycopg.ProgrammingError as error:
+        raise ConfigurationError(f"the DSN can't be read: {str(error).strip()}") from error
+    return {
+        **{key: value for key, value in _DEFAULTS.items() if key not in given},
+        "autocommit": True,
+        "client_encoding": "UTF8",
+        "prepare_threshold": None,
+    }
 
 
 class AsyncDatabase:
@@ -54,15 +68,11 @@ class AsyncDatabase:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
         self._healing: asyncio.Task[None] | None = None
-        given = conninfo_to_dict(conninfo)
+        self._refusal: psycopg.Error | None = None
         self._pool = AsyncConnectionPool(
             conninfo,
-            kwargs={
-                **{key: value for key, value in _DEFAULTS.items() if key not in given},
-                "autocommit": True,
-                "client_encoding": "UTF8",
-                "prepare_threshold": None,
-            },
+            connection_class=self._persistent_connection(),
+            kwargs=_connection_arguments(conninfo),
             min_size=1,
             max_size=pool_size,
             open=False,
@@ -71,8 +81,19 @@ class AsyncDatabase:
         )
 
     async def open(self) -> None:
-        """Connect. Raises `UnavailableError` if no connection comes about in time."""
+        """Connect. Raises `ConfigurationError` if the server turns us down, `UnavailableError` if there is none."""
         self._loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self.timeout):
+                first = await self._pool.connection_class.connect(self.conninfo, **_connection_arguments(self.conninfo))
+                await first.close()
+        except TimeoutError as error:
+            why = self._refusal or "no answer"
+            raise UnavailableError(f"the database can't be reached within {self.timeout:g} s: {why}") from (
+                self._refusal or error
+            )
+        except psycopg.Error as error:
+            raise translated(error, self.schema) from error
         await self._pool.open()
 
     async def close(self) -> None:
@@ -98,13 +119,13 @@ class AsyncDatabase:
         while True:
             try:
                 async with (
-                    asyncio.timeout_at(deadline),
                     self._pool.connection(deadline - loop.time()) as connection,
+                    asyncio.timeout_at(deadline),
                 ):
                     cursor = await connection.execute(statement, parameters or {}, binary=True)
                     return await cursor.fetchall()
             except (PoolTimeout, TooManyRequests) as error:
-                raise self._no_connection(last) from (last or error)
+                raise self._no_connection(last) from (last or self._refusal or error)
             except PoolClosed as error:
                 raise UsageError("the store was closed while a call was waiting for a connection") from error
             except TimeoutError as error:
@@ -128,6 +149,32 @@ class AsyncDatabase:
         self.pooled = row is None or row[0] != connection.info.backend_pid
         connection.prepare_threshold = None if self.pooled else 2
 
+    def _persistent_connection(self) -> type[AsyncConnection[Any]]:
+        """A class whose `connect` goes on trying while the server is away.
+
+        The pool's own tries are seconds apart, and further with each: it would be late by as much as a server was away.
+        """
+        database = self
+
+        class PersistentConnection(AsyncConnection[Any]):
+            @classmethod
+            async def connect(cls, *args: Any, **kwargs: Any) -> Self:
+                delay = _FIRST_DELAY
+                while True:
+                    try:
+                        connection = await super().connect(*args, **kwargs)
+                    except psycopg.OperationalError as error:
+                        database._refusal = error
+                        if database._closed or remedy_for(error) is Remedy.GIVE_UP:
+                            raise
+                    else:
+                        database._refusal = None
+                        return connection
+                    await asyncio.sleep(delay * random.uniform(0.5, 1.0))
+                    delay = min(delay * 2, _LONGEST_RECONNECT_DELAY)
+
+        return PersistentConnection
+
     def _check_usable(self) -> None:
         if self._closed or self._loop is None:
             raise UsageError("this store is closed: open another with turnkeep.open()")
@@ -148,12 +195,12 @@ class AsyncDatabase:
         await self._pool.check()
 
     def _no_connection(self, last: psycopg.Error | None) -> TurnkeepError:
-        stats = self._pool.get_stats()
-        if last is not None or not stats.get("pool_size") or stats.get("connections_errors"):
-            return self._too_late(last)
+        if last is not None or self._refusal is not None:
+            return self._too_late(last or self._refusal)
+        waiting = self._pool.get_stats().get("requests_waiting", 0)
         return PoolExhaustedError(
-            f"all {self._pool.max_size} connections were busy for {self.timeout:g} s, with "
-            f"{stats.get('requests_waiting', 0)} calls waiting: open the store with a larger pool_size"
+            f"all {self._pool.max_size} connections were busy for {self.timeout:g} s, with {waiting} calls waiting: "
+            "open the store with a larger pool_size"
         )
 
     def _too_late(self, last: psycopg.Error | None) -> TurnkeepError:

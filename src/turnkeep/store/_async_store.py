@@ -238,9 +238,9 @@ class AsyncStore:
 
         Raises `NotFoundError`, or `InvalidInputError` where a prefix means several.
         """
-        found = await read_checkpoints(self._database, [(conversation_uuid(reference), None, None, None)])
-        if found:
-            return found[1].conversation_id
+        own = conversation_uuid(reference)
+        if await self._database.fetch("find", {"low": own, "high": own}):
+            return own
         digits = reference.replace("-", "").lower()
         if 4 <= len(digits) <= 32 and all(digit in "0123456789abcdef" for digit in digits):
             rows = await self._database.fetch(

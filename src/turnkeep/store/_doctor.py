@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import cache
 from statistics import median
 from typing import Any
 
@@ -20,9 +18,8 @@ from turnkeep.errors import ConfigurationError, UnavailableError
 from turnkeep.model import ConversationSummary
 from turnkeep.settings import check_schema_name
 from turnkeep.store._failures import is_missing_schema, translated
-from turnkeep.store._statements import read, render
+from turnkeep.store._statements import statements
 
-_NAME = re.compile(r"^-- name: (\w+)\n(?:--.*\n)+", re.MULTILINE)
 _PINGS = 5
 
 
@@ -105,7 +102,7 @@ class _Session:
     connected_in: float
 
     async def fetch(self, name: str, parameters: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
-        cursor = await self.connection.execute(_statements(self.schema)[name], parameters)
+        cursor = await self.connection.execute(statements(self.schema, "sql/doctor.sql")[name], parameters or {})
         return await cursor.fetchall()
 
     async def server(self) -> Server:
@@ -169,13 +166,3 @@ async def _session(conninfo: str, schema: str, seconds: float) -> AsyncIterator[
         raise translated(error, schema) from error
     except psycopg.Error as error:
         raise translated(error, schema) from error
-
-
-@cache
-def _statements(schema: str) -> dict[str, bytes]:
-    text = read("sql/doctor.sql")
-    marks = list(_NAME.finditer(text))
-    ends = [mark.start() for mark in marks[1:]] + [len(text)]
-    return {
-        mark.group(1): render(text[mark.end() : end].strip(), schema) for mark, end in zip(marks, ends, strict=True)
-    }

@@ -39,6 +39,16 @@ _POOLER_WITHOUT_SERVER = (
     "pgbouncer cannot connect",
 )
 
+_REFUSALS = (
+    "does not exist",
+    "authentication failed",
+    "no pg_hba.conf entry",
+    "no password supplied",
+    "is not permitted to log in",
+    "no such database",
+    "no such user",
+)
+
 
 def remedy_for(error: psycopg.Error) -> Remedy:
     """Say whether a statement that failed with `error` is worth another try."""
@@ -47,6 +57,8 @@ def remedy_for(error: psycopg.Error) -> Remedy:
         return Remedy.TRY_AGAIN
     if state in _UNUSABLE or (state or "").startswith("08"):
         return Remedy.RECONNECT
+    if is_refusal(error):
+        return Remedy.GIVE_UP
     if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and (
         state is None or any(words in str(error) for words in _POOLER_WITHOUT_SERVER)
     ):
@@ -54,9 +66,16 @@ def remedy_for(error: psycopg.Error) -> Remedy:
     return Remedy.GIVE_UP
 
 
+def is_refusal(error: psycopg.Error) -> bool:
+    """Whether a server has turned a connection down for good. Such an error has no SQLSTATE, only words."""
+    return error.sqlstate is None and any(words in str(error) for words in _REFUSALS)
+
+
 def translated(error: psycopg.Error, schema: str) -> TurnkeepError:
     """The error of ours that stands for an error of the database."""
-    text = str(error).strip()
+    text = error.diag.message_primary or str(error).strip()
+    if is_refusal(error):
+        return ConfigurationError(f"the database can't be used as named: {text}")
     match error.sqlstate:
         case "TK001":
             return TurnOpenError("a turn is open on this branch: go on with it, or end it, before a new one begins")
@@ -70,6 +89,8 @@ def translated(error: psycopg.Error, schema: str) -> TurnkeepError:
             return PermissionDeniedError(f"{text}: ask the owner of the database for this right")
         case "3D000" | "28P01" | "28000":
             return ConfigurationError(f"the database can't be used as named: {text}")
+        case "55P03":
+            return UnavailableError(f"somebody else held a lock for too long ({text}): see pg_locks for whom")
         case "53100":
             return UnavailableError(f"the database's disk is full; nothing was written: {text}")
     if remedy_for(error) is not Remedy.GIVE_UP:

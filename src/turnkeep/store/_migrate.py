@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -12,12 +13,14 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from turnkeep._version import VERSION
 from turnkeep.errors import ConfigurationError, SchemaError
 from turnkeep.settings import DEFAULT_SCHEMA, check_schema_name
-from turnkeep.store._failures import is_missing_schema, translated
+from turnkeep.store._failures import translated
 from turnkeep.store._statements import in_parameterised, read, render
 
 Connection = psycopg.Connection[tuple[Any, ...]]
+_Applied = dict[int, tuple[str, str | None]]
 
 EMBEDDING_DIMENSIONS = 768
 _REPEATABLE = ("schema/functions.sql", "schema/views.sql")
@@ -57,27 +60,27 @@ def migrate(conninfo: str, schema: str = DEFAULT_SCHEMA, *, timeout: float = 60.
     Harmless when it is current, and when several processes call it at once: they wait for each other under a
     transaction lock (G10). Needs the right to create a schema only where it is missing, and no superuser's
     right (G11): without the right to create the extension pgvector it goes on without, and `vector_hint` of
-    the result says what to ask an administrator for.
+    the result says what to ask an administrator for. An older release leaves a newer one's functions alone.
+
+    `timeout` is in seconds, for connecting and for each lock that somebody else holds: `UnavailableError` then.
     """
     check_schema_name(schema)
-    with _connect(conninfo, schema, timeout) as connection:
+    with _transaction(conninfo, schema, timeout) as connection:
         found = _status(connection, schema)
         if found.current:
             return found
+        connection.execute(
+            "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended(%s, 0))", (f"turnkeep {schema}",)
+        )
         hint = _create_vector(connection)
-        with connection.transaction():
-            connection.execute(
-                "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended(%s, 0))",
-                (f"turnkeep {schema}",),
-            )
-            _apply(connection, schema)
+        _apply(connection, schema)
         return _status(connection, schema, hint)
 
 
 def status(conninfo: str, schema: str = DEFAULT_SCHEMA, *, timeout: float = 60.0) -> SchemaStatus:
     """Look at the schema without changing anything."""
     check_schema_name(schema)
-    with _connect(conninfo, schema, timeout) as connection:
+    with _transaction(conninfo, schema, timeout) as connection:
         return _status(connection, schema)
 
 
@@ -91,31 +94,22 @@ def check_revision(rows: Sequence[tuple[Any, ...]], schema: str) -> None:
         )
 
 
-class _connect:
-    """A connection outside any transaction block, whose failures are errors of ours."""
-
-    def __init__(self, conninfo: str, schema: str, timeout: float) -> None:
-        self._conninfo, self._schema, self._timeout = conninfo, schema, timeout
-        self._connection: Connection | None = None
-
-    def __enter__(self) -> Connection:
-        try:
-            self._connection = psycopg.connect(
-                self._conninfo,
-                autocommit=True,
-                prepare_threshold=None,
-                client_encoding="UTF8",
-                connect_timeout=10,
-            )
-        except psycopg.Error as error:
-            raise translated(error, self._schema) from error
-        return self._connection
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self._connection is not None:
-            self._connection.close()
-        if isinstance(error, psycopg.Error):
-            raise translated(error, self._schema) from error
+@contextmanager
+def _transaction(conninfo: str, schema: str, timeout: float) -> Iterator[Connection]:
+    """A transaction on a connection of its own, whose failures are errors of ours."""
+    try:
+        with psycopg.connect(
+            conninfo, prepare_threshold=None, client_encoding="UTF8", connect_timeout=max(2, int(timeout))
+        ) as connection:
+            connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+            connection.execute("SELECT pg_catalog.set_config('lock_timeout', %s, true)", (f"{timeout:g}s",))
+            yield connection
+    except psycopg.ProgrammingError as error:
+        if error.sqlstate is None:
+            raise ConfigurationError(f"the DSN can't be read: {str(error).strip()}") from error
+        raise translated(error, schema) from error
+    except psycopg.Error as error:
+        raise translated(error, schema) from error
 
 
 def _numbered() -> list[tuple[int, str]]:
@@ -139,7 +133,8 @@ def _create_vector(connection: Connection) -> str | None:
     if available[0] is not None:
         return None
     try:
-        connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
+        with connection.transaction():
+            connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
     except (psycopg.errors.UniqueViolation, psycopg.errors.DuplicateObject):
         return None  # another process was faster
     except (psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedFile) as error:
@@ -179,11 +174,11 @@ def _apply(connection: Connection, schema: str) -> None:
             _record(connection, schema, number, name, None)
     vector = _vector_type(connection)
     digest = _repeatable_digest(vector)
-    if applied.get(0) != digest:
+    if _outdated(applied, digest):
         _fit_embedding(connection, schema, vector)
         for path in _REPEATABLE:
             connection.execute(render(read(path), schema, vector=vector))
-        _record(connection, schema, 0, "functions and views", digest)
+        _record(connection, schema, 0, VERSION, digest)
 
 
 def _fit_embedding(connection: Connection, schema: str, vector: sql.Composable) -> None:
@@ -212,7 +207,8 @@ def _record(connection: Connection, schema: str, number: int, name: str, digest:
     connection.execute(
         sql.SQL(
             "INSERT INTO {}.migration (number, name, digest, applied_at) VALUES (%s, %s, %s, clock_timestamp())"
-            " ON CONFLICT (number) DO UPDATE SET digest = excluded.digest, applied_at = excluded.applied_at"
+            " ON CONFLICT (number) DO UPDATE"
+            " SET name = excluded.name, digest = excluded.digest, applied_at = excluded.applied_at"
         ).format(sql.Identifier(in_parameterised(schema))),
         (number, name, digest),
     )
@@ -223,17 +219,24 @@ def _schema_exists(connection: Connection, schema: str) -> bool:
     return row is not None
 
 
-def _applied(connection: Connection, schema: str) -> dict[int, str | None]:
-    """The recorded migrations: number and digest, 0 for functions and views."""
-    try:
-        rows = connection.execute(
-            sql.SQL("SELECT number, digest FROM {}.migration").format(sql.Identifier(schema))
-        ).fetchall()
-    except psycopg.Error as error:
-        if is_missing_schema(error):
-            return {}
-        raise
-    return dict(rows)
+def _applied(connection: Connection, schema: str) -> _Applied:
+    """The recorded migrations: name and digest by number. 0 is functions and views, with the release as its name."""
+    table = sql.Identifier(schema, "migration")
+    there = connection.execute("SELECT pg_catalog.to_regclass(%s)", (table.as_string(None),)).fetchone()
+    if there == (None,):
+        return {}
+    rows = connection.execute(sql.SQL("SELECT number, name, digest FROM {}").format(table)).fetchall()
+    return {number: (name, digest) for number, name, digest in rows}
+
+
+def _outdated(applied: _Applied, digest: str) -> bool:
+    """Whether functions and views are to be put in: they are other ones, and not those of a newer release."""
+    release, have = applied.get(0, ("0", None))
+    return have != digest and _order(release) <= _order(VERSION)
+
+
+def _order(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
 
 
 def _status(connection: Connection, schema: str, hint: str | None = None) -> SchemaStatus:
@@ -244,8 +247,8 @@ def _status(connection: Connection, schema: str, hint: str | None = None) -> Sch
         schema=schema,
         exists=_schema_exists(connection, schema),
         migrations=tuple(Migration(number, name, number in applied) for number, name in _numbered()),
-        repeatable_current=applied.get(0) == _repeatable_digest(vector),
+        repeatable_current=not _outdated(applied, _repeatable_digest(vector)),
         vector_version=None if version is None else version[0],
-        vector_in_use=version is not None and applied.get(0) == _repeatable_digest(vector),
+        vector_in_use=version is not None and not _outdated(applied, _repeatable_digest(vector)),
         vector_hint=hint,
     )

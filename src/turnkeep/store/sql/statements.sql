@@ -119,7 +119,7 @@ ORDER BY b.turn_started_at DESC, b.conversation_id DESC
 LIMIT %(limit)s
 
 -- name: find
--- Conversations whose id begins with a prefix: an id range.
+-- Up to two conversations in a range of ids: a prefix is one, an id alone too.
 SELECT v.conversation_id FROM {schema}.conversation AS v
 WHERE v.conversation_id BETWEEN %(low)s AND %(high)s
 ORDER BY v.conversation_id LIMIT 2

@@ -1,0 +1,219 @@
+"""Processes that use an embedded Postgres, for the tests to drive, to look at and to kill.
+
+As a program: a user of the directory in its first input line, that does one command a line (an operation
+and its arguments, in JSON) and answers each with one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+PATIENCE = 20.0  # seconds until an awaited state is given up
+PROGRAM = Path(__file__)
+SOURCE = PROGRAM.parents[2] / "src"
+
+
+def until(look: Callable[[], T | None], what: str) -> T:
+    """Return the first true answer of `look`."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        found = look()
+        if found:
+            return found
+        time.sleep(0.005)
+    raise AssertionError(f"never came: {what}")
+
+
+class User:
+    """Another process that uses the directory. Every method but `kill` waits for its answer."""
+
+    def __init__(
+        self,
+        directory: Path | None,
+        *,
+        python: str = sys.executable,
+        environment: Mapping[str, str] | None = None,
+        uid: int | None = None,
+    ) -> None:
+        self.process = subprocess.Popen(
+            [python, str(PROGRAM)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+            cwd="/",
+            env={**os.environ, **(environment or {})},
+            user=uid,
+            group=uid,
+            extra_groups=None if uid is None else [],
+        )
+        self._write(str(directory or ""))
+
+    def _write(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+
+    def begin(self, *command: object) -> None:
+        """Give it a command; `answer` waits for what comes of it."""
+        self._write(json.dumps(command))
+
+    def answer(self) -> Any:
+        """Return what the last command gave, or raise what it raised, as AssertionError."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"the user has died: {self.process.wait()}"
+        kind, value = json.loads(line)
+        assert kind == "done", value
+        return value
+
+    def do(self, *command: object) -> Any:
+        """Give it a command and return what it gave."""
+        self.begin(*command)
+        return self.answer()
+
+    def sql(self, statement: str) -> list[Any]:
+        """Run a statement on a connection of its own and return the rows."""
+        rows: list[Any] = self.do("sql", statement)
+        return rows
+
+    def kill(self) -> None:
+        """Kill -9."""
+        self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+
+
+class Remains:
+    """What the server of a directory has in the system, looked at while it runs."""
+
+    def __init__(self, directory: Path, postmaster: int) -> None:
+        self._directory = directory
+        maps = Path(f"/proc/{postmaster}/maps").read_text().splitlines()
+        fields = [line.split(maxsplit=5) for line in maps]
+        named = [(parts[4], parts[5]) for parts in fields if len(parts) == 6]
+        self._segments = {inode for inode, name in named if name.startswith("/SYSV")}
+        self._shared = {Path(name) for _, name in named if name.startswith("/dev/shm/")}
+        assert self._segments, "Postgres always has a System V segment"
+
+    def left(self) -> list[str]:
+        """Return what is still there: processes and shared memory."""
+        segments = {line.split()[1] for line in Path("/proc/sysvipc/shm").read_text().splitlines()[1:]}
+        return [
+            *(f"process {pid}" for pid in processes(self._directory)),
+            *(f"segment {one}" for one in self._segments & segments),
+            *(str(one) for one in self._shared if one.exists()),
+        ]
+
+
+def processes(directory: Path, *words: str) -> list[int]:
+    """Return the living processes that keep or serve the directory, and have `words` as arguments."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            arguments = Path(f"/proc/{entry}/cmdline").read_text().split("\0")
+            mentioned = any(one == str(directory) or one.startswith(f"{directory}/") for one in arguments)
+            working = os.readlink(f"/proc/{entry}/cwd") == str(directory / "data")
+            if (mentioned or working) and set(words) <= set(arguments) and alive(int(entry)):
+                found.append(int(entry))
+    return found
+
+
+def keepers(directory: Path) -> list[int]:
+    """Return the keeper and the one that stands by."""
+    return [*processes(directory, "keep"), *processes(directory, "stand-by")]
+
+
+def alive(pid: int) -> bool:
+    """Whether a process lives. A zombie does not."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return status.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def kill(*pids: int) -> None:
+    """Kill -9, all at once, and wait until they are dead. Each may have died by itself."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    until(lambda: not any(alive(pid) for pid in pids), f"the death of {pids}")
+
+
+def mode(path: Path) -> int:
+    """Return a file's permission bits."""
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+def main() -> None:
+    """Be a user."""
+    import psycopg
+
+    from turnkeep.embedded import EmbeddedPostgres, status, stop
+    from turnkeep.errors import TurnkeepError
+
+    directory = sys.stdin.readline().rstrip("\n") or None
+    uses: list[EmbeddedPostgres] = []
+
+    def start() -> str:
+        uses.append(EmbeddedPostgres.start(directory))
+        return uses[-1].conninfo
+
+    def sql(statement: str) -> list[Any]:
+        with psycopg.connect(uses[-1].conninfo, autocommit=True) as connection:
+            cursor = connection.execute(statement)
+            return cursor.fetchall() if cursor.description else []
+
+    def fork(ensure: bool) -> int:
+        ready, tell = os.pipe()
+        child = os.fork()
+        if not child:
+            if ensure:
+                uses[-1].ensure()
+            os.close(tell)
+            while True:
+                signal.pause()
+        os.close(tell)
+        os.read(ready, 1)
+        os.close(ready)
+        return child
+
+    operations: dict[str, Callable[..., object]] = {
+        "start": start,
+        "ensure": lambda: uses[-1].ensure(),
+        "release": lambda: uses.pop(0).release(),
+        "postmaster": lambda: uses[-1].postmaster_pid(),
+        "directory": lambda: str(uses[-1].directory),
+        "status": lambda: repr(status(directory)),
+        "stop": lambda: stop(directory),
+        "fork": fork,
+        "spawn": lambda: subprocess.Popen(["sleep", "1000"]).pid,
+        "sql": sql,
+    }
+    for line in sys.stdin:
+        command: Sequence[Any] = json.loads(line)
+        try:
+            answer = ["done", operations[command[0]](*command[1:])]
+        except (TurnkeepError, psycopg.Error) as error:
+            answer = [type(error).__name__, str(error)]
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""`turnkeep doctor`, and the private Postgres looked at and stopped."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from tests.acceptance.command_line import run
+from tests.acceptance.pgbouncer import PgBouncer
+from turnkeep.embedded import EmbeddedPostgres
+
+# -- doctor
+
+
+def test_doctor_finds_nothing_wrong_with_a_new_database(dsn: str) -> None:
+    ran = run("doctor", dsn=dsn)
+    assert ran.code == 0, ran.out
+    found = json.loads(run("doctor", "--json", dsn=dsn).out)
+    checks = {finding["check"]: finding["level"] for finding in found["findings"]}
+    expected = {
+        "connection",
+        "pooler",
+        "version",
+        "encoding",
+        "durability",
+        "schema",
+        "pgvector",
+        "rights",
+        "indexes",
+        "leases",
+    }
+    assert set(checks) == expected
+    assert found["server"]["pooled"] is False
+    assert found["schema"]["current"] is True
+
+
+def test_doctor_names_problems_with_their_remedies(dsn: str, empty_dsn: str) -> None:
+    def problems(dsn: str) -> dict[str, str]:
+        ran = run("doctor", "--json", dsn=dsn)
+        assert ran.code == 6
+        return {one["check"]: one["remedy"] for one in json.loads(ran.out)["findings"] if one["level"] == "problem"}
+
+    assert "turnkeep init" in problems(empty_dsn)["schema"]
+    assert "turnkeep init" in run("doctor", "--quiet", dsn=empty_dsn).out
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(f'ALTER DATABASE "{connection.info.dbname}" SET synchronous_commit = off')
+        connection.execute(
+            "INSERT INTO turnkeep.conversation VALUES (gen_random_uuid(), 'a', 'x', '{}', null, 0, 1, now())"
+        )
+        connection.execute(
+            "INSERT INTO turnkeep.conversation VALUES (gen_random_uuid(), 'b', 'x', '{}', null, 0, 1, now())"
+        )
+        with pytest.raises(psycopg.errors.UniqueViolation):
+            connection.execute("CREATE UNIQUE INDEX CONCURRENTLY once ON turnkeep.conversation (agent_id)")
+    found = problems(dsn)
+    assert set(found) == {"synchronous_commit", "indexes"}
+    assert "REINDEX" in found["indexes"]
+
+
+def test_doctor_says_which_rights_are_missing(dsn: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        role = f"role_{connection.info.dbname}"
+        connection.execute(f'CREATE ROLE "{role}" LOGIN')
+        try:
+            limited = make_conninfo(dsn, options=f"-c role={role}")
+            none = run("doctor", dsn=limited)
+            assert none.code == 6
+            assert "USAGE on the schema" in none.out
+            grant = none.out[none.out.index("GRANT USAGE") :].splitlines()[0]
+            assert run("ls", dsn=limited).code == 1
+            connection.execute(grant.replace(", DELETE", "").encode())
+            some = run("doctor", dsn=limited)
+            assert some.code == 0, some.out
+            assert "erased" in some.out
+            connection.execute(grant.encode())
+            assert "warn" not in run("doctor", dsn=limited).out
+        finally:
+            connection.execute(f'DROP OWNED BY "{role}"; DROP ROLE "{role}"')
+
+
+def test_doctor_works_through_a_pooler_and_says_so(dsn: str) -> None:
+    with PgBouncer(dsn, pool_size=2) as pooler:
+        ran = run("doctor", "--json", dsn=pooler.dsn())
+        assert ran.code == 0, ran.out
+        assert json.loads(ran.out)["server"]["pooled"] is True
+        assert run("ls", "--interrupted", dsn=pooler.dsn()).code == 0
+        assert run("migrate", "--status", dsn=pooler.dsn()).code == 0
+
+
+def test_doctor_reports_an_unreachable_database_as_a_finding_and_7() -> None:
+    ran = run("doctor", "--json", "--dsn", "host=/nowhere")
+    assert ran.code == 7
+    (finding,) = json.loads(ran.out)["findings"]
+    assert (finding["check"], finding["level"]) == ("connection", "problem")
+
+
+# -- the embedded Postgres
+
+
+def test_the_embedded_postgres_is_looked_at_and_stopped() -> None:
+    root = Path(tempfile.mkdtemp(prefix="turnkeep-cli-"))
+    root.chmod(0o755)
+    directory = root / "postgres"
+    named = {"TURNKEEP_EMBEDDED_DIR": str(directory), "TURNKEEP_DATABASE_URL": "embedded"}
+    try:
+        assert "turnkeep init" in run("doctor", **named).out
+        assert run("embedded", "status", **named).code == 0
+        assert not directory.exists()
+        assert "schema created" in run("init", **named).out
+        with EmbeddedPostgres.start(directory) as running:
+            status = json.loads(run("embedded", "status", "--json", str(directory)).out)
+            assert (status["running"], status["postmaster_pid"]) == (True, running.postmaster_pid())
+            found = run("doctor", "--json", **named)
+            assert found.code == 0, found.out
+            assert json.loads(found.out)["embedded"]["directory"] == str(directory)
+            assert run("ls", **named).code == 0
+            assert json.loads(run("embedded", "stop", "--json", **named).out)["stopped"] is True
+            again = run("embedded", "stop", **named)
+            assert (again.code, "No Postgres runs" in again.out) == (0, True)
+    finally:
+        run("embedded", "stop", **named)
+        shutil.rmtree(root)

@@ -1,0 +1,125 @@
+"""Waiting for a state of the server, and holding it in one: races and kills are made, never hoped for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from types import TracebackType
+from typing import Any, LiteralString, Self, TypeVar
+
+import psycopg
+from psycopg import sql
+
+T = TypeVar("T")
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+PATIENCE = 60.0
+_LOOK_AGAIN = 0.003
+
+
+async def until(look: Callable[[], T], what: str) -> T:
+    """Look until there is something to see, and give it. The event loop runs meanwhile."""
+    deadline = time.monotonic() + PATIENCE
+    while not (seen := look()):
+        assert time.monotonic() < deadline, f"never seen: {what}"
+        await asyncio.sleep(_LOOK_AGAIN)
+    return seen
+
+
+async def end_of(pid: int) -> None:
+    """Wait until a process has gone, and its parent knows."""
+
+    def gone() -> bool:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+    await until(gone, f"the end of process {pid}")
+
+
+class Observer:
+    """A connection from which a test looks at the other ones of its database."""
+
+    def __init__(self, dsn: str) -> None:
+        self._connection = psycopg.connect(dsn, autocommit=True, application_name="observer")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._connection.close()
+
+    def rows(self, query: LiteralString, *parameters: object) -> list[tuple[Any, ...]]:
+        """The rows of a query."""
+        return self._connection.execute(query, parameters).fetchall()
+
+    def waiting(self) -> list[int]:
+        """The backends of this database that wait for a lock."""
+        return [
+            pid
+            for (pid,) in self.rows(
+                "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+            )
+        ]
+
+    async def see_waiting(self, count: int) -> list[int]:
+        """Wait until that many backends wait for a lock."""
+        return await until(lambda: len(pids := self.waiting()) >= count and pids, f"{count} lock waits") or []
+
+    def in_transaction(self) -> list[tuple[Any, ...]]:
+        """The clients of this database whose transaction is open, the observer left out."""
+        return self.rows(
+            "SELECT pid, state, query FROM pg_stat_activity WHERE datname = current_database()"
+            " AND backend_type = 'client backend' AND pid <> pg_backend_pid() AND xact_start IS NOT NULL"
+        )
+
+    def counts(self) -> dict[str, int]:
+        """How many rows each table of the schema has."""
+        tables = self.rows(
+            "SELECT table_name FROM information_schema.tables"
+            " WHERE table_schema = 'turnkeep' AND table_type = 'BASE TABLE' ORDER BY 1"
+        )
+        count = sql.SQL("SELECT count(*) FROM {}")
+        return {
+            name: self._connection.execute(count.format(sql.Identifier("turnkeep", name))).fetchall()[0][0]
+            for (name,) in tables
+        }
+
+    def heads(self) -> list[tuple[Any, ...]]:
+        """Every branch row as it stands."""
+        return self.rows("SELECT * FROM turnkeep.branch ORDER BY conversation_id, branch")
+
+
+@contextmanager
+def transaction(dsn: str) -> Iterator[Connection]:
+    """A connection in a transaction that is rolled back at the end unless the test ends it before."""
+    with closing(psycopg.connect(dsn, application_name="holder")) as connection:
+        yield connection
+        with suppress(psycopg.OperationalError):  # its server may have been lost meanwhile
+            connection.rollback()
+
+
+@contextmanager
+def branches_held(dsn: str, conversation_id: uuid.UUID) -> Iterator[None]:
+    """Lock the branch rows of a conversation: whoever writes there waits."""
+    with transaction(dsn) as holder:
+        holder.execute(
+            "SELECT FROM turnkeep.branch WHERE conversation_id = %s ORDER BY branch FOR UPDATE", (conversation_id,)
+        )
+        yield
+
+
+@contextmanager
+def table_held(dsn: str, table: LiteralString, mode: LiteralString = "SHARE") -> Iterator[None]:
+    """Lock a table: by default whoever would change it waits."""
+    with transaction(dsn) as holder:
+        holder.execute(sql.SQL("LOCK TABLE {} IN {} MODE").format(sql.Identifier(*table.split(".")), sql.SQL(mode)))
+        yield
