@@ -189,7 +189,7 @@ def test_a_server_that_does_not_come_up_says_why(place: Path) -> None:
     good = settings.read_text()
     settings.write_text(good + "no_such_setting = 1\n")
     for _ in range(2):
-        with pytest.raises(EmbeddedError, match='(?s)^the embedded .* times while starting.*"no_such_setting"'):
+        with pytest.raises(EmbeddedError, match=r'(?s)^the embedded .* times while starting.*"no_such_setting"'):
             EmbeddedPostgres.start(place)
     settings.write_text(good)
     EmbeddedPostgres.start(place).release()

@@ -113,16 +113,20 @@ async def test_a_state_that_is_no_object_is_left_as_it_is(store: AsyncStore, dsn
 
 
 async def test_values_too_large_to_show_do_not_fail_a_query(store: AsyncStore, dsn: str) -> None:
-    ones = {"ones": [1] * 8_000_000}  # small as text, over the limit of jsonb
     branch = await store.conversation("c")
-    await branch.begin_turn([{"role": "user"}, ones])
-    for _ in range(4):
-        await branch.save([{"content": "x" * 15_000_000}])
-    await branch.save([{"content": "y" * 15_000_000}])
+    await branch.begin_turn([{"role": "user"}, {"content": "x" * 17_000_000}], state={"a": "x" * 17_000_000})
     with connect(dsn) as connection:
-        rows = connection.execute("SELECT messages FROM all_checkpoints ORDER BY sub_step").fetchall()
-    assert rows[0][0][0] == {"role": "user"}
-    assert rows[-1][0].keys() == {"turnkeep_unrepresentable"}
+        row = connection.execute("SELECT messages, state FROM agent_checkpoints").fetchone()
+        assert row is not None
+        assert row[0][0] == {"role": "user"}
+        assert "17000014 bytes" in row[0][1]["turnkeep_unrepresentable"]
+        assert "17000008 bytes" in row[1]["turnkeep_unrepresentable"]
+        connection.execute(
+            "UPDATE message SET size = 70000000 WHERE position = 0"
+        )  # what a checkpoint of that size has
+        row = connection.execute("SELECT messages FROM agent_checkpoints").fetchone()
+    assert row is not None
+    assert "87000014 bytes" in row[0]["turnkeep_unrepresentable"]
 
 
 async def test_lookups_by_agent_use_an_index(store: AsyncStore, dsn: str) -> None:

@@ -103,6 +103,7 @@ class AsyncBranch:
             check_text(key, "key", _MAX_KEY_CHARACTERS)
         content = _writes.content(messages, None, None, state)
         digest = None if key is None else jsontext.digest(messages)
+        self._database.check_usable()
         async with self._lock:
             try:
                 outcome, branch, turn_index, sub_step = await self._write(
@@ -144,13 +145,15 @@ class AsyncBranch:
         """
         content = _writes.content(messages, tool_calls, tool_results, state)
         phase = FINAL_PHASE if final else _phase(content)
+        named = _tool_calls.named(tool_results or (), answers)
+        self._database.check_usable()
         async with self._lock:
             issued: list[PendingCall] = []
             if content.tool_calls is not None:
                 issued = _rows.issued(content.tool_calls, self.turn_index, self.sub_step + 1)
             pending = (*self._pending, *issued)
             try:
-                answered = _tool_calls.answered(tool_results or (), pending, answers)
+                answered = _tool_calls.answered(named, pending)
                 open_calls = tuple(call for call in pending if call not in answered)
                 if final and open_calls:
                     names = ", ".join(map(str, open_calls))
@@ -171,6 +174,7 @@ class AsyncBranch:
 
     async def refresh(self) -> Checkpoint:
         """Read the head again and go on from there. Gives the checkpoint, with its messages."""
+        self._database.check_usable()
         async with self._lock:
             return await self._read_head()
 
@@ -184,6 +188,7 @@ class AsyncBranch:
             raise InvalidInputError(f"seconds: a lease of more than 0 and at most {_LONGEST_LEASE} s is needed")
         owner = check_text(owner or f"{socket.gethostname()}:{os.getpid()}", "owner", _MAX_OWNER_CHARACTERS)
         token = secrets.randbits(62) + 1
+        self._database.check_usable()
         async with self._lock:
             ((outcome, until, held_by),) = await self._database.fetch(
                 "claim", {**self._place, "owner": owner, "token": token, "lease_seconds": seconds}
@@ -210,6 +215,7 @@ class AsyncBranch:
     async def release(self) -> bool:
         """Hand the lease back. An open turn is then ready for the next runner. False if it was lost already."""
         lease = self._held_lease()
+        self._database.check_usable()
         async with self._lock:
             ((released,),) = await self._database.fetch("release", {**self._place, "token": lease.token})
             self._lease = None

@@ -110,7 +110,7 @@ class AsyncDatabase:
         statement's own failure at once. A cancelled call has ended in the server when it returns, unless the
         network is gone too.
         """
-        self._check_usable()
+        self.check_usable()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.timeout
         delay = _FIRST_DELAY
@@ -175,7 +175,8 @@ class AsyncDatabase:
 
         return PersistentConnection
 
-    def _check_usable(self) -> None:
+    def check_usable(self) -> None:
+        """Raise `UsageError` if this store is closed, or belongs to another event loop than the running one."""
         if self._closed or self._loop is None:
             raise UsageError("this store is closed: open another with turnkeep.open()")
         if asyncio.get_running_loop() is not self._loop:

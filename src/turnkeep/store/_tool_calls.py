@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from turnkeep.errors import InvalidInputError, UnknownToolCallError
 from turnkeep.jsontext import RawJSON, decode
 from turnkeep.model import PendingCall, answered_id_of
 
+Answer = PendingCall | str | None
+"""What a result says of the call it answers: the call, the provider's id of it, or nothing."""
 
-def answered(
-    results: Sequence[object], pending: Sequence[PendingCall], answers: Sequence[PendingCall] | None
-) -> list[PendingCall]:
-    """Give for each result the pending call it answers.
 
-    `answers` names them, in order. Without it a result answers the first pending call whose provider's id it
-    carries; providers reuse ids, so each call is answered at most once, in the order of issue. A result
-    without any id answers the only pending call. Raises `UnknownToolCallError` where there is none.
-    """
-    if answers is not None and len(answers) != len(results):
+def named(results: Sequence[object], answers: Sequence[PendingCall] | None) -> list[Answer]:
+    """Give for each result what is said of its call: by `answers`, in order, or else by the result itself."""
+    if answers is None:
+        return [
+            answered_id_of(decode(result.text, "tool_results") if isinstance(result, RawJSON) else result)
+            for result in results
+        ]
+    if len(answers) != len(results):
         raise InvalidInputError(
             f"answers: {len(answers)} calls for {len(results)} tool results; one for each is needed"
         )
+    return list(answers)
+
+
+def answered(named: Sequence[Answer], pending: Sequence[PendingCall]) -> list[PendingCall]:
+    """Give for each result the pending call it answers.
+
+    Providers reuse ids: an id means the first call with it that is not answered yet. A result that says nothing
+    answers the only pending call. Raises `UnknownToolCallError` where there is none.
+    """
     waiting = list(pending)
     found: list[PendingCall] = []
-    for index, result in enumerate(results):
-        call = _named(answers[index], waiting) if answers is not None else _by_id(result, waiting)
+    for index, answer in enumerate(named):
+        call = next((call for call in waiting if _answers(answer, call, alone=len(waiting) == 1)), None)
         if call is None:
             names = ", ".join(map(str, pending)) or "none"
             raise UnknownToolCallError(
@@ -39,13 +48,7 @@ def answered(
     return found
 
 
-def _named(call: PendingCall, waiting: Sequence[PendingCall]) -> PendingCall | None:
-    return next((other for other in waiting if other.place == call.place), None)
-
-
-def _by_id(result: object, waiting: Sequence[PendingCall]) -> PendingCall | None:
-    value: Any = decode(result.text, "tool_results") if isinstance(result, RawJSON) else result
-    call_id = answered_id_of(value)
-    if call_id is None:
-        return waiting[0] if len(waiting) == 1 else None
-    return next((call for call in waiting if call.call_id == call_id), None)
+def _answers(answer: Answer, call: PendingCall, *, alone: bool) -> bool:
+    if answer is None:
+        return alone
+    return call.place == answer.place if isinstance(answer, PendingCall) else call.call_id == answer

@@ -61,6 +61,16 @@ BEGIN
     END;
 END $$;
 
+-- The turn that a key has begun, or that it came with another body. Null if it has begun none.
+CREATE OR REPLACE FUNCTION {schema}.key_outcome(
+    p_conversation uuid, p_key text, p_digest bytea, OUT outcome text, OUT branch int, OUT turn_index int
+) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
+BEGIN
+    SELECT CASE WHEN r.digest = p_digest THEN 'taken' ELSE 'key_reused' END, r.branch, r.taken_turn
+    INTO key_outcome.outcome, key_outcome.branch, key_outcome.turn_index
+    FROM {schema}.request AS r WHERE r.conversation_id = p_conversation AND r.key = p_key;
+END $$;
+
 -- One save: a checkpoint and its messages, durable when the call returns.
 -- (p_turn, p_sub_step) is the head the caller has seen. A p_phase of 'input' opens the next turn, under p_key if
 -- there is one; 'final' ends the turn. p_repeatable says that the caller may have sent p_write_id before. A null p_state means unchanged. Nothing is written unless outcome is 'saved'.
@@ -74,6 +84,7 @@ CREATE OR REPLACE FUNCTION {schema}.save_v1(
 DECLARE
     v_now timestamptz := {schema}.clock();
     v_opens boolean := p_phase = 'input';
+    v_outcome text;
     v_start int;
     v_lineage int[];
     v_created timestamptz;
@@ -82,10 +93,9 @@ BEGIN
     turn_index := CASE WHEN v_opens THEN p_turn + 1 ELSE p_turn END;
     sub_step := CASE WHEN v_opens THEN 0 ELSE p_sub_step + 1 END;
     IF p_key IS NOT NULL THEN
-        SELECT CASE WHEN r.digest = p_digest THEN 'taken' ELSE 'key_reused' END, r.branch, r.taken_turn
-        INTO save_v1.outcome, save_v1.branch, v_start
-        FROM {schema}.request AS r WHERE r.conversation_id = p_conversation AND r.key = p_key;
-        IF FOUND THEN
+        SELECT k.outcome, k.branch, k.turn_index INTO save_v1.outcome, save_v1.branch, v_start
+        FROM {schema}.key_outcome(p_conversation, p_key, p_digest) AS k;
+        IF outcome IS NOT NULL THEN
             turn_index := v_start;
             RETURN;
         END IF;
@@ -132,6 +142,15 @@ BEGIN
         INTO save_v1.outcome, save_v1.turn_index, save_v1.sub_step, save_v1.lease_until
         FROM {schema}.save_refusal(p_conversation, p_branch, save_v1.turn_index, save_v1.sub_step,
                                    p_token, p_write_id) AS r;
+        IF outcome = 'conflict' AND p_key IS NOT NULL THEN
+            -- Whoever was faster may have begun this very turn.
+            SELECT k.outcome, k.branch, k.turn_index INTO v_outcome, save_v1.branch, v_start
+            FROM {schema}.key_outcome(p_conversation, p_key, p_digest) AS k;
+            IF v_outcome IS NOT NULL THEN
+                outcome := v_outcome;
+                turn_index := v_start;
+            END IF;
+        END IF;
         RETURN;
     END IF;
 
