@@ -118,12 +118,13 @@ class AsyncDatabase:
         last: psycopg.Error | None = None
         while True:
             try:
-                async with (
-                    self._pool.connection(deadline - loop.time()) as connection,
-                    asyncio.timeout_at(deadline),
-                ):
-                    cursor = await connection.execute(statement, parameters or {}, binary=True)
-                    return await cursor.fetchall()
+                connection = await self._pool.getconn(deadline - loop.time())
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        cursor = await connection.execute(statement, parameters or {}, binary=True)
+                        return await cursor.fetchall()
+                finally:
+                    await self._pool.putconn(connection)
             except (PoolTimeout, TooManyRequests) as error:
                 raise self._no_connection(last) from (last or self._refusal or error)
             except PoolClosed as error:
