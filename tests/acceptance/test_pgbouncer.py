@@ -123,6 +123,10 @@ async def test_writers_over_few_servers_lose_and_double_nothing(dsn: str, bounce
 
 async def test_the_schema_can_be_made_and_changed_through_a_pooler(empty_dsn: str) -> None:
     with PgBouncer(empty_dsn, pool_size=SERVERS) as bouncer:
+        assert turnkeep.migrate(bouncer.dsn()).current
+        check_no_session_state(bouncer)
+        with psycopg.connect(empty_dsn, autocommit=True) as administrator:
+            administrator.execute("DROP SCHEMA turnkeep CASCADE")
         made = await asyncio.gather(*(asyncio.to_thread(turnkeep.migrate, bouncer.dsn()) for _ in range(6)))
         assert all(one.current for one in made)
         assert status(bouncer.dsn()).vector_in_use

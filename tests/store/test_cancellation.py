@@ -136,6 +136,22 @@ async def test_savers_cancelled_while_they_wait_for_a_connection_leave_the_pool_
     assert observer.counts()["checkpoint"] == 40
 
 
+async def test_a_save_cancelled_again_and_again_costs_the_store_no_connection(dsn: str, observer: Observer) -> None:
+    async with turnkeep.open(dsn, pool_size=2, timeout=20) as store:
+        for number in range(6):  # more than there are connections
+            branch = await open_turn(store, f"c{number}")
+            write_id = uuid.uuid4()
+            with branches_held(dsn, branch.conversation_id):
+                save = asyncio.ensure_future(branch.save([STEP], write_id=write_id))
+                await observer.see_waiting(1)
+                while not save.done():
+                    save.cancel()
+                    await asyncio.sleep(0)
+            await branch.save([STEP], write_id=write_id)  # it may have been done: nobody waited for an answer
+            assert len((await store.restore(f"c{number}")).messages) == 2
+    assert not observer.in_transaction()
+
+
 async def test_a_save_given_up_by_wait_for_writes_nothing_later(
     dsn: str, store: turnkeep.AsyncStore, observer: Observer
 ) -> None:
