@@ -22,7 +22,7 @@ bench: $(VENV)/ready pgbouncer    ## ratios beside their budgets
 	$(BIN)/python -m bench
 
 lock: $(VENV)/ready    ## write down what CI installs
-	$(BIN)/pip freeze --exclude-editable | grep -v '^pip==' > constraints.txt
+	$(BIN)/pip freeze --exclude-editable | grep -v "^pip==" > constraints.txt
 
 clean:    ## remove the virtual environment and caches
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
