@@ -1,26 +1,27 @@
-"""Processes that use an embedded Postgres, for the tests to drive, to look at and to kill.
-
-As a program: a user of the directory in its first input line, that does one command a line (an operation
-and its arguments, in JSON) and answers each with one.
-"""
+"""Processes that use an embedded Postgres, for the tests to drive, to look at and to kill."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from turnkeep.embedded import status, stop
+
 T = TypeVar("T")
 PATIENCE = 20.0  # seconds until an awaited state is given up
-PROGRAM = Path(__file__)
+PROGRAM = Path(__file__).with_name("embedded_user.py")
 SOURCE = PROGRAM.parents[2] / "src"
 
 
@@ -156,64 +157,81 @@ def kill(*pids: int) -> None:
     until(lambda: not any(alive(pid) for pid in pids), f"the death of {pids}")
 
 
+@contextlib.contextmanager
+def passable() -> Iterator[Path]:
+    """Make a directory through which also an unprivileged user may pass, and remove it."""
+    path = Path(tempfile.mkdtemp(prefix="turnkeep-embedded-"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+@contextlib.contextmanager
+def stopped_at_end(directory: Path) -> Iterator[Path]:
+    """Stop the server of a directory at the end; nothing may be left running."""
+    yield directory
+    stop(directory)
+    assert processes(directory) == []
+
+
+@contextlib.contextmanager
+def using(directory: Path) -> Iterator[Callable[[], User]]:
+    """Give what makes a process that uses the directory, and kill all that were made."""
+    made: list[User] = []
+
+    def make() -> User:
+        made.append(User(directory))
+        return made[-1]
+
+    yield make
+    for user in made:
+        user.kill()
+
+
+def is_gone(directory: Path, remains: Remains) -> None:
+    """Wait until nothing of the server is left, and no way to it."""
+    try:
+        until(lambda: not remains.left(), "the end of the server's processes and shared memory")
+    except AssertionError as error:
+        raise AssertionError(f"left: {remains.left()}") from error
+    assert not (directory / "socket").exists()
+
+
+def serves(user: User) -> bool:
+    """Whether the user gets a session, without doing anything for it."""
+    try:
+        return bool(user.sql("SELECT true"))
+    except AssertionError:
+        return False
+
+
+def table(user: User) -> None:
+    """Commit one row."""
+    user.sql("CREATE TABLE IF NOT EXISTS said (text text)")
+    user.sql("TRUNCATE said")
+    user.sql("INSERT INTO said VALUES ('committed')")
+
+
+def keeper_stops(directory: Path) -> bool:
+    """Whether the keeper has the users' lock for itself."""
+    with (directory / "users.lock").open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def kill_keepers(directory: Path, *others: int) -> None:
+    """Kill the keeper and the one that stands by, neither of which gets to do anything about it."""
+    until(lambda: len(keepers(directory)) == 2, "a keeper and one that stands by")
+    keeper = status(directory).keeper_pid
+    assert keeper
+    os.kill(keeper, signal.SIGSTOP)
+    kill(*(pid for pid in keepers(directory) if pid != keeper))
+    kill(keeper, *others)
+
+
 def mode(path: Path) -> int:
     """Return a file's permission bits."""
     return stat.S_IMODE(path.lstat().st_mode)
-
-
-def main() -> None:
-    """Be a user."""
-    import psycopg
-
-    from turnkeep.embedded import EmbeddedPostgres, status, stop
-    from turnkeep.errors import TurnkeepError
-
-    directory = sys.stdin.readline().rstrip("\n") or None
-    uses: list[EmbeddedPostgres] = []
-
-    def start() -> str:
-        uses.append(EmbeddedPostgres.start(directory))
-        return uses[-1].conninfo
-
-    def sql(statement: str) -> list[Any]:
-        with psycopg.connect(uses[-1].conninfo, autocommit=True) as connection:
-            cursor = connection.execute(statement)
-            return cursor.fetchall() if cursor.description else []
-
-    def fork(ensure: bool) -> int:
-        ready, tell = os.pipe()
-        child = os.fork()
-        if not child:
-            if ensure:
-                uses[-1].ensure()
-            os.close(tell)
-            while True:
-                signal.pause()
-        os.close(tell)
-        os.read(ready, 1)
-        os.close(ready)
-        return child
-
-    operations: dict[str, Callable[..., object]] = {
-        "start": start,
-        "ensure": lambda: uses[-1].ensure(),
-        "release": lambda: uses.pop(0).release(),
-        "postmaster": lambda: uses[-1].postmaster_pid(),
-        "directory": lambda: str(uses[-1].directory),
-        "status": lambda: repr(status(directory)),
-        "stop": lambda: stop(directory),
-        "fork": fork,
-        "spawn": lambda: subprocess.Popen(["sleep", "1000"]).pid,
-        "sql": sql,
-    }
-    for line in sys.stdin:
-        command: Sequence[Any] = json.loads(line)
-        try:
-            answer = ["done", operations[command[0]](*command[1:])]
-        except (TurnkeepError, psycopg.Error) as error:
-            answer = [type(error).__name__, str(error)]
-        print(json.dumps(answer), flush=True)
-
-
-if __name__ == "__main__":
-    main()

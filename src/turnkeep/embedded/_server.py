@@ -22,7 +22,10 @@ _ATTEMPTS = 5
 _STEP = 0.01  # seconds between two looks at a state that the kernel can't announce
 _ORPHANS_GRACE = 2.0  # seconds in which processes of a dead postmaster end by themselves
 _ORPHANS_ROUNDS = 4
-_FAST_STOP = 120.0  # seconds for a fast shutdown, whose checkpoint may have much to write
+# Seconds for a fast shutdown, whose checkpoint may have some megabytes to write. One that is asked for while
+# Postgres recovers from a killed child can hang for ever (seen with 18.6). An immediate one then loses
+# nothing either: the next start recovers.
+_FAST_STOP = 10.0
 _LOG_FILES, _LOG_FILE_KB = 4, 4096
 
 # Written into postgresql.conf once, so that ALTER SYSTEM and an editor can change them.
@@ -33,8 +36,11 @@ _DEFAULTS = {
 }
 
 
-class Postmaster:
-    """The server's first process, known by a handle that no other process can come to have."""
+class Process:
+    """A process, known by a handle that no other process can come to have.
+
+    Raises `ProcessLookupError` if there is none of that pid.
+    """
 
     def __init__(self, pid: int, child: subprocess.Popen[bytes] | None = None) -> None:
         self.pid = pid
@@ -81,7 +87,7 @@ class Server:
         self._directory = directory
         self._wheel = wheel
         self._given_up = given_up
-        self.postmaster: Postmaster | None = None
+        self.postmaster: Process | None = None
 
     def alive(self) -> bool:
         """Whether its postmaster lives."""
@@ -143,7 +149,7 @@ class Server:
 
     # -- the start
 
-    def _adopt_or_start(self) -> Postmaster:
+    def _adopt_or_start(self) -> Process:
         """Start a server, once no process of another one is left, or return the one that runs.
 
         Processes whose postmaster has died end by themselves, unless one is deep in a computation: such
@@ -177,12 +183,12 @@ class Server:
             return None
         return lock
 
-    def _adopt(self, pid: int) -> Postmaster | None:
+    def _adopt(self, pid: int) -> Process | None:
         """Return the running postmaster, which had this pid when it answered."""
         if pid <= 1:  # too busy to tell
             return None
         try:
-            found = Postmaster(pid)
+            found = Process(pid)
         except ProcessLookupError:
             return None
         again = ask(self._directory.socket, "postgres")  # its pid may have been given away meanwhile
@@ -191,7 +197,7 @@ class Server:
         found.close()
         return None
 
-    def _start(self, lock: int) -> Postmaster:
+    def _start(self, lock: int) -> Process:
         try:
             user = ServerUser.of(self._directory)
             programs = Programs.reachable(self._wheel, self._directory, user)
@@ -202,7 +208,7 @@ class Server:
                 self._directory.make_socket_directory(user.uid, user.gid)
                 self._make_log_directory(user)
                 child = programs.popen("postgres", *self._settings(), lock=lock, output=output.fileno())
-            return Postmaster(child.pid, child)
+            return Process(child.pid, child)
         finally:
             os.close(lock)  # from here on the server's processes hold it, and nobody else
 
@@ -301,7 +307,7 @@ class Server:
 
     # -- the wait
 
-    def _came_up(self, postmaster: Postmaster) -> bool:
+    def _came_up(self, postmaster: Process) -> bool:
         """Wait until the server takes sessions, however long its recovery is; False if it died.
 
         A start that was given up goes on until the server answers at all: by then it has cleared away

@@ -15,6 +15,7 @@ from typing import ClassVar, Self
 from turnkeep.embedded._directory import PORT, Directory
 from turnkeep.embedded._keeper import command, environment
 from turnkeep.embedded._programs import find_wheel, user_name
+from turnkeep.embedded._server import Process
 from turnkeep.embedded._wire import Answer, ask, pauses
 from turnkeep.errors import EmbeddedError
 
@@ -35,6 +36,8 @@ class EmbeddedPostgres:
     "postgres", over a socket that only this operating-system user (and root) can reach.
     """
 
+    directory: Path
+    conninfo: str
     _living: ClassVar[set[EmbeddedPostgres]] = set()
 
     def __init__(self, directory: Directory, users_lock: int, timeout: float) -> None:
@@ -43,8 +46,7 @@ class EmbeddedPostgres:
         self._timeout = timeout
         self._released = False
         self._mutex = threading.Lock()
-        self.directory: Path = directory.path
-        self.conninfo: str = _conninfo(directory)
+        self.directory = directory.path
         self._living.add(self)
 
     @classmethod
@@ -61,6 +63,7 @@ class EmbeddedPostgres:
             use = cls(home, home.lock_users_shared(deadline), timeout)
             try:
                 use._bring_up(deadline)
+                use.conninfo = _conninfo(home)
             except BaseException:
                 use.release()
                 raise
@@ -234,20 +237,13 @@ def _terminate_keeper(directory: Directory, keeper: int, deadline: float) -> Non
     """Tell the keeper to stop the server, and wait for its end."""
     if keeper == 0:
         raise EmbeddedError(f"the embedded Postgres in {directory.path} is kept from another container: stop it there")
-    if hasattr(os, "pidfd_open"):
-        try:
-            handle = os.pidfd_open(keeper)
-        except ProcessLookupError:
-            return
-        try:
-            if directory.keeper() == keeper:  # asked again: the handle is the keeper's, for certain
-                signal.pidfd_send_signal(handle, signal.SIGTERM)
-        except ProcessLookupError:
-            return
-        finally:
-            os.close(handle)
-    else:
-        os.kill(keeper, signal.SIGTERM)
+    try:
+        process = Process(keeper)
+    except ProcessLookupError:
+        return
+    if directory.keeper() == keeper:  # asked again: the handle is the keeper's, for certain
+        process.signal(signal.SIGTERM)
+    process.close()
     while directory.keeper() == keeper:
         if time.monotonic() > deadline:
             raise EmbeddedError(
@@ -313,7 +309,13 @@ def _create_database(directory: Directory) -> bool:
 
 def _conninfo(directory: Directory, database: str = DATABASE) -> str:
     # An empty hostaddr keeps PGHOSTADDR of the environment from leading to another server.
-    return f"host={directory.socket_directory} port={PORT} hostaddr='' user=postgres dbname={database}"
+    host = directory.socket_directory
+    conninfo = f"host={host} port={PORT} hostaddr='' user=postgres dbname={database}"
+    owner = user_name(directory.data.stat().st_uid)
+    if host.parent != directory.path and not owner.isdigit():
+        # In /tmp, anybody could make that directory when the server has gone: libpq asks whose server it is.
+        conninfo += f" requirepeer={owner}"
+    return conninfo
 
 
 def _bytes_below(path: Path) -> int:
