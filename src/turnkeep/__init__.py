@@ -1,5 +1,7 @@
 """Agent conversations that survive `kill -9`, in the Postgres you already run."""
 
+from typing import TYPE_CHECKING, Any
+
 from turnkeep._version import VERSION
 from turnkeep.errors import (
     ConfigurationError,
@@ -36,7 +38,10 @@ from turnkeep.model import (
     Saved,
     conversation_uuid,
 )
-from turnkeep.store import UNCHANGED, AsyncBranch, AsyncStore, migrate, open
+from turnkeep.store import UNCHANGED, AsyncBranch, AsyncStore, open
+
+if TYPE_CHECKING:
+    from turnkeep.store import migrate
 
 __version__ = VERSION
 
@@ -78,3 +83,11 @@ __all__ = [
     "migrate",
     "open",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "migrate":
+        from turnkeep.store import migrate
+
+        return migrate
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

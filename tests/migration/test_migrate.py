@@ -12,6 +12,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 import turnkeep
+from turnkeep._version import REVISION
 from turnkeep.embedded import EmbeddedPostgres
 from turnkeep.store import status
 
@@ -200,3 +201,7 @@ def test_a_lock_that_somebody_else_holds_ends_in_an_error(dsn: str) -> None:
         with pytest.raises(turnkeep.UnavailableError, match="lock"):
             turnkeep.migrate(dsn, timeout=0.2)
     assert turnkeep.migrate(dsn).current
+
+
+def test_the_revision_of_the_release_is_its_newest_migration(dsn: str) -> None:
+    assert max(migration.number for migration in status(dsn).migrations) == REVISION

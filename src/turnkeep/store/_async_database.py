@@ -19,6 +19,7 @@ from turnkeep.store._statements import statements
 _FIRST_DELAY = 0.02
 _LONGEST_DELAY = 1.0
 _LONGEST_RECONNECT_DELAY = 0.25
+_LEAST_SHARE = 0.05  # of the deadline: a statement that waited longer for its connection is not begun
 
 # What a connection gets unless the conninfo says otherwise. Nothing here needs a session (G10).
 _DEFAULTS: dict[str, Any] = {
@@ -120,6 +121,8 @@ class AsyncDatabase:
             try:
                 connection = await self._pool.getconn(deadline - loop.time())
                 try:
+                    if deadline - loop.time() < self.timeout * _LEAST_SHARE:
+                        raise self._no_connection(last)
                     async with asyncio.timeout_at(deadline):
                         cursor = await connection.execute(statement, parameters or {}, binary=True)
                         return await cursor.fetchall()

@@ -9,7 +9,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from turnkeep import settings
-from turnkeep.errors import ConflictError, InvalidInputError, NotFoundError, UsageError
+from turnkeep._version import REVISION
+from turnkeep.errors import ConflictError, InvalidInputError, NotFoundError, SchemaError, UsageError
 from turnkeep.model import (
     MAIN_BRANCH,
     Checkpoint,
@@ -18,7 +19,6 @@ from turnkeep.model import (
     check_text,
     conversation_uuid,
 )
-from turnkeep.store import _migrate
 from turnkeep.store._async_branch import AsyncBranch, Wanted, read_checkpoints
 from turnkeep.store._async_database import AsyncDatabase
 
@@ -66,11 +66,13 @@ class AsyncStore:
         """
         conninfo = self._named
         if conninfo == settings.EMBEDDED:
-            from turnkeep.embedded import EmbeddedPostgres  # its users pay for it, nobody else
+            # Its users pay for it, nobody else.
+            from turnkeep.embedded import EmbeddedPostgres
+            from turnkeep.store._migrate import migrate
 
             self._embedded = await asyncio.to_thread(EmbeddedPostgres.start)
             conninfo = self._embedded.conninfo
-            await asyncio.to_thread(_migrate.migrate, conninfo, self._schema)
+            await asyncio.to_thread(migrate, conninfo, self._schema)
         revive = None if self._embedded is None else self._embedded.ensure
         database = AsyncDatabase(
             conninfo, self._schema, pool_size=self._pool_size, timeout=self._timeout, revive=revive
@@ -78,7 +80,7 @@ class AsyncStore:
         await database.open()
         self._opened = database
         try:
-            _migrate.check_revision(await database.fetch("revision"), self._schema)
+            await self._check_revision(database)
         except BaseException:
             await self.close()
             raise
@@ -254,6 +256,14 @@ class AsyncStore:
             if rows:
                 return uuid.UUID(str(rows[0][0]))
         raise NotFoundError(f"no conversation {reference!r}")
+
+    async def _check_revision(self, database: AsyncDatabase) -> None:
+        ((have,),) = await database.fetch("revision")
+        if have is None or have < REVISION:
+            raise SchemaError(
+                f"schema {self._schema!r} is at revision {have or 0}, this release needs {REVISION}: "
+                "run `turnkeep migrate`"
+            )
 
     @property
     def _database(self) -> AsyncDatabase:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
@@ -14,7 +14,7 @@ import psycopg
 from psycopg import sql
 
 from turnkeep._version import VERSION
-from turnkeep.errors import ConfigurationError, SchemaError
+from turnkeep.errors import ConfigurationError
 from turnkeep.settings import DEFAULT_SCHEMA, check_schema_name
 from turnkeep.store._failures import translated
 from turnkeep.store._statements import in_parameterised, read, render
@@ -82,16 +82,6 @@ def status(conninfo: str, schema: str = DEFAULT_SCHEMA, *, timeout: float = 60.0
     check_schema_name(schema)
     with _transaction(conninfo, schema, timeout) as connection:
         return _status(connection, schema)
-
-
-def check_revision(rows: Sequence[tuple[Any, ...]], schema: str) -> None:
-    """Raise `SchemaError` unless the newest migration in the database is at least this release's."""
-    newest = max(number for number, _ in _numbered())
-    have = rows[0][0] if rows else None
-    if have is None or have < newest:
-        raise SchemaError(
-            f"schema {schema!r} is at revision {have or 0}, this release needs {newest}: run `turnkeep migrate`"
-        )
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
@@ -18,14 +17,14 @@ from turnkeep.model import Checkpoint, PendingCall
 _HEAD, _STATE, _TOOL_CALLS, _TOOL_RESULTS, _OPEN_TURN, _MESSAGE = range(6)
 
 
-@dataclass
 class _Parts:
-    head: dict[str, Any] = field(default_factory=dict)
-    state: str | None = None
-    tool_calls: str | None = None
-    tool_results: str | None = None
-    open_turn: list[tuple[int, int, str]] = field(default_factory=list)
-    messages: list[str] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.head: dict[str, Any] = {}
+        self.state: str | None = None
+        self.tool_calls: str | None = None
+        self.tool_results: str | None = None
+        self.open_turn: list[tuple[int, int, str]] = []
+        self.messages: list[str] = []
 
 
 def checkpoints(rows: Iterable[tuple[Any, ...]]) -> dict[int, Checkpoint]:

@@ -31,7 +31,7 @@ Message = Mapping[str, Any] | RawJSON
 
 @dataclass(frozen=True)
 class Content:
-    """The content of a write as JSON text."""
+    """The content of a write as JSON text. `messages` is an array, or the only message itself."""
 
     count: int
     messages: str | None
@@ -53,7 +53,9 @@ def content(
             raise InvalidInputError(f"messages[{index}]: a message is a JSON object, not {type(message).__name__}")
     return Content(
         count=len(messages),
-        messages=_list_text(messages, "messages"),
+        messages=jsontext.encode(messages[0], "messages[0]")
+        if len(messages) == 1
+        else _list_text(messages, "messages"),
         tool_calls=_list_text(tool_calls, "tool_calls"),
         tool_results=_list_text(tool_results, "tool_results"),
         state=None if state is UNCHANGED else jsontext.encode(state, "state"),

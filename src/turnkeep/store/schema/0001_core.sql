@@ -21,8 +21,7 @@ CREATE TABLE {schema}.branch (
     conversation_id uuid NOT NULL,
     branch int NOT NULL,
     name text,
-    status text NOT NULL DEFAULT 'idle'
-        CHECK (status IN ('idle', 'open', 'ready', 'running', 'waiting', 'ended', 'failed')),
+    status text NOT NULL DEFAULT 'idle',  -- idle open ready running waiting ended failed; a CHECK costs every save
     turn_index int NOT NULL DEFAULT -1,
     sub_step int NOT NULL DEFAULT 0,
     next_position int NOT NULL DEFAULT 0,

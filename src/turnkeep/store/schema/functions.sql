@@ -27,53 +27,59 @@ RETURNS TABLE (ord int, branch int, start int, stop int) LANGUAGE sql IMMUTABLE 
     FROM pg_catalog.generate_series(1, pg_catalog.cardinality(p_spans), 3) AS i
 $$;
 
--- The first outcome of a write that is already there, or the reason why a write was refused.
-CREATE OR REPLACE FUNCTION {schema}.save_refusal(
-    p_conversation uuid, p_branch int, p_turn int, p_sub_step int, p_token bigint, p_write_id uuid,
-    OUT outcome text, OUT turn_index int, OUT sub_step int, OUT lease_until timestamptz
+-- The outcome of a write that has been made before: under the same key, or with the same id on this branch.
+-- Null where there is none.
+CREATE OR REPLACE FUNCTION {schema}.earlier_outcome(
+    p_conversation uuid, p_branch int, p_write_id uuid, p_key text, p_digest bytea,
+    OUT outcome text, OUT branch int, OUT turn_index int, OUT sub_step int
 ) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
-DECLARE
-    v_branch {schema}.branch;
 BEGIN
-    SELECT b.* INTO v_branch FROM {schema}.branch AS b
-    WHERE b.conversation_id = p_conversation AND b.branch = p_branch;
-    IF NOT FOUND THEN
-        outcome := 'not_found';
-        RETURN;
+    IF p_key IS NOT NULL THEN
+        SELECT CASE WHEN r.digest = p_digest THEN 'taken' ELSE 'key_reused' END, r.branch, r.taken_turn
+        INTO earlier_outcome.outcome, earlier_outcome.branch, earlier_outcome.turn_index
+        FROM {schema}.request AS r WHERE r.conversation_id = p_conversation AND r.key = p_key;
+        IF FOUND THEN
+            RETURN;
+        END IF;
     END IF;
-    lease_until := v_branch.lease_until;
-    PERFORM FROM {schema}.checkpoint AS c
-    WHERE c.conversation_id = p_conversation AND c.turn_index = p_turn AND c.sub_step = p_sub_step
-        AND c.branch = p_branch AND c.write_id = p_write_id;
-    IF FOUND THEN
-        outcome := 'repeated';
-        turn_index := p_turn;
-        sub_step := p_sub_step;
-        RETURN;
-    END IF;
-    turn_index := v_branch.turn_index;
-    sub_step := v_branch.sub_step;
-    outcome := CASE
-        WHEN p_token <> 0 AND (v_branch.lease_token <> p_token OR v_branch.lease_until <= {schema}.clock())
-            THEN 'lease_lost'
-        WHEN p_token = 0 AND v_branch.lease_until > {schema}.clock() THEN 'lease_held'
-        ELSE 'conflict'
-    END;
+    SELECT 'repeated', c.branch, c.turn_index, c.sub_step
+    INTO earlier_outcome.outcome, earlier_outcome.branch, earlier_outcome.turn_index, earlier_outcome.sub_step
+    FROM {schema}.checkpoint AS c
+    WHERE c.conversation_id = p_conversation AND c.branch = p_branch AND c.write_id = p_write_id
+    ORDER BY c.turn_index DESC, c.sub_step DESC LIMIT 1;
 END $$;
 
--- The turn that a key has begun, or that it came with another body. Null if it has begun none.
-CREATE OR REPLACE FUNCTION {schema}.key_outcome(
-    p_conversation uuid, p_key text, p_digest bytea, OUT outcome text, OUT branch int, OUT turn_index int
+-- Why a write was refused; or the outcome of the same write, if it has been made a moment ago.
+CREATE OR REPLACE FUNCTION {schema}.save_refusal(
+    p_conversation uuid, p_branch int, p_token bigint, p_write_id uuid, p_key text, p_digest bytea,
+    OUT outcome text, OUT branch int, OUT turn_index int, OUT sub_step int, OUT lease_until timestamptz
 ) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
+DECLARE
+    v_now timestamptz := {schema}.clock();
 BEGIN
-    SELECT CASE WHEN r.digest = p_digest THEN 'taken' ELSE 'key_reused' END, r.branch, r.taken_turn
-    INTO key_outcome.outcome, key_outcome.branch, key_outcome.turn_index
-    FROM {schema}.request AS r WHERE r.conversation_id = p_conversation AND r.key = p_key;
+    SELECT e.outcome, e.branch, e.turn_index, e.sub_step
+    INTO save_refusal.outcome, save_refusal.branch, save_refusal.turn_index, save_refusal.sub_step
+    FROM {schema}.earlier_outcome(p_conversation, p_branch, p_write_id, p_key, p_digest) AS e;
+    IF outcome IS NOT NULL THEN
+        RETURN;
+    END IF;
+    SELECT b.branch, b.turn_index, b.sub_step, b.lease_until, CASE
+        WHEN p_token <> 0 AND (b.lease_token <> p_token OR b.lease_until <= v_now) THEN 'lease_lost'
+        WHEN p_token = 0 AND b.lease_until > v_now THEN 'lease_held'
+        ELSE 'conflict'
+    END
+    INTO save_refusal.branch, save_refusal.turn_index, save_refusal.sub_step, save_refusal.lease_until, outcome
+    FROM {schema}.branch AS b WHERE b.conversation_id = p_conversation AND b.branch = p_branch;
+    IF NOT FOUND THEN
+        outcome := 'not_found';
+    END IF;
 END $$;
 
 -- One save: a checkpoint and its messages, durable when the call returns.
 -- (p_turn, p_sub_step) is the head the caller has seen. A p_phase of 'input' opens the next turn, under p_key if
--- there is one; 'final' ends the turn. p_repeatable says that the caller may have sent p_write_id before. A null p_state means unchanged. Nothing is written unless outcome is 'saved'.
+-- there is one; 'final' ends the turn. p_messages is an array of p_count messages, or the only one itself.
+-- A null p_state means unchanged. p_repeatable says that the caller may have sent p_write_id before.
+-- Nothing is written unless outcome is 'saved'. What runs at every save is kept short: each expression costs.
 CREATE OR REPLACE FUNCTION {schema}.save_v1(
     p_conversation uuid, p_branch int, p_turn int, p_sub_step int, p_token bigint, p_lease_seconds float8,
     p_write_id uuid, p_repeatable boolean, p_phase text, p_agent text, p_count int, p_messages json,
@@ -83,47 +89,27 @@ CREATE OR REPLACE FUNCTION {schema}.save_v1(
 ) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
 DECLARE
     v_now timestamptz := {schema}.clock();
-    v_opens boolean := p_phase = 'input';
-    v_outcome text;
     v_start int;
     v_lineage int[];
     v_created timestamptz;
     v_rows int;
 BEGIN
-    turn_index := CASE WHEN v_opens THEN p_turn + 1 ELSE p_turn END;
-    sub_step := CASE WHEN v_opens THEN 0 ELSE p_sub_step + 1 END;
-    IF p_key IS NOT NULL THEN
-        SELECT k.outcome, k.branch, k.turn_index INTO save_v1.outcome, save_v1.branch, v_start
-        FROM {schema}.key_outcome(p_conversation, p_key, p_digest) AS k;
+    IF p_repeatable OR p_key IS NOT NULL THEN
+        SELECT e.outcome, e.branch, e.turn_index, e.sub_step
+        INTO save_v1.outcome, save_v1.branch, save_v1.turn_index, save_v1.sub_step
+        FROM {schema}.earlier_outcome(p_conversation, p_branch, p_write_id, p_key, p_digest) AS e;
         IF outcome IS NOT NULL THEN
-            turn_index := v_start;
             RETURN;
         END IF;
-    END IF;
-    branch := p_branch;
-    IF p_repeatable THEN
-        SELECT 'repeated', c.turn_index, c.sub_step INTO save_v1.outcome, save_v1.turn_index, save_v1.sub_step
-        FROM {schema}.checkpoint AS c
-        WHERE c.conversation_id = p_conversation AND c.branch = p_branch AND c.write_id = p_write_id
-        ORDER BY c.turn_index DESC, c.sub_step DESC LIMIT 1;
-        IF FOUND THEN
-            RETURN;
-        END IF;
-        turn_index := CASE WHEN v_opens THEN p_turn + 1 ELSE p_turn END;
-        sub_step := CASE WHEN v_opens THEN 0 ELSE p_sub_step + 1 END;
     END IF;
 
     UPDATE {schema}.branch AS b SET
-        turn_index = save_v1.turn_index,
-        sub_step = save_v1.sub_step,
+        turn_index = CASE WHEN p_phase = 'input' THEN p_turn + 1 ELSE p_turn END,
+        sub_step = CASE WHEN p_phase = 'input' THEN 0 ELSE p_sub_step + 1 END,
         next_position = b.next_position + p_count,
-        status = CASE
-            WHEN p_token <> 0 THEN 'running'
-            WHEN p_phase = 'final' THEN 'idle'
-            ELSE 'open'
-        END,
+        status = CASE WHEN p_token <> 0 THEN 'running' WHEN p_phase = 'final' THEN 'idle' ELSE 'open' END,
         ready_at = NULL,
-        turn_started_at = CASE WHEN v_opens THEN v_now ELSE b.turn_started_at END,
+        turn_started_at = CASE WHEN p_phase = 'input' THEN v_now ELSE b.turn_started_at END,
         lease_until = CASE
             WHEN p_token <> 0 THEN v_now + pg_catalog.make_interval(secs => p_lease_seconds)
             ELSE b.lease_until
@@ -135,26 +121,21 @@ BEGIN
             WHEN p_token = 0 THEN b.lease_until IS NULL OR b.lease_until <= v_now
             ELSE b.lease_token = p_token AND b.lease_until > v_now
         END
-    RETURNING b.next_position - p_count, b.lineage, b.updated_at, b.lease_until
-    INTO v_start, v_lineage, v_created, save_v1.lease_until;
+    RETURNING 'saved', b.branch, b.turn_index, b.sub_step, b.lease_until,
+        b.next_position - p_count, b.lineage, b.updated_at
+    INTO save_v1.outcome, save_v1.branch, save_v1.turn_index, save_v1.sub_step, save_v1.lease_until,
+        v_start, v_lineage, v_created;
     IF NOT FOUND THEN
-        SELECT r.outcome, r.turn_index, r.sub_step, r.lease_until
-        INTO save_v1.outcome, save_v1.turn_index, save_v1.sub_step, save_v1.lease_until
-        FROM {schema}.save_refusal(p_conversation, p_branch, save_v1.turn_index, save_v1.sub_step,
-                                   p_token, p_write_id) AS r;
-        IF outcome = 'conflict' AND p_key IS NOT NULL THEN
-            -- Whoever was faster may have begun this very turn.
-            SELECT k.outcome, k.branch, k.turn_index INTO v_outcome, save_v1.branch, v_start
-            FROM {schema}.key_outcome(p_conversation, p_key, p_digest) AS k;
-            IF v_outcome IS NOT NULL THEN
-                outcome := v_outcome;
-                turn_index := v_start;
-            END IF;
-        END IF;
+        SELECT r.outcome, r.branch, r.turn_index, r.sub_step, r.lease_until
+        INTO save_v1.outcome, save_v1.branch, save_v1.turn_index, save_v1.sub_step, save_v1.lease_until
+        FROM {schema}.save_refusal(p_conversation, p_branch, p_token, p_write_id, p_key, p_digest) AS r;
         RETURN;
     END IF;
 
-    IF p_count > 0 THEN
+    IF p_count = 1 AND pg_catalog.json_typeof(p_messages) <> 'array' THEN
+        INSERT INTO {schema}.message (conversation_id, branch, position, body, size)
+        VALUES (p_conversation, p_branch, v_start, p_messages, pg_catalog.octet_length(p_messages::text));
+    ELSIF p_count > 0 THEN
         INSERT INTO {schema}.message (conversation_id, branch, position, body, size)
         SELECT p_conversation, p_branch, v_start + e.ord::int - 1, e.value,
             pg_catalog.octet_length(e.value::text)
@@ -183,29 +164,28 @@ BEGIN
     FROM (SELECT) AS one
     LEFT JOIN {schema}.checkpoint AS p ON p.conversation_id = p_conversation
         AND p.turn_index = p_turn AND p.sub_step = p_sub_step
-        AND p.branch = {schema}.owner_of(p_branch, v_lineage, p_turn, p_sub_step)
-    WHERE (coalesce(p.phase, 'final') = 'final') = v_opens AND (p.phase IS NULL) = (p_turn < 0);
-    GET DIAGNOSTICS v_rows = ROW_COUNT;
-    IF v_rows = 0 THEN
-        RAISE EXCEPTION '%', CASE WHEN v_opens THEN 'a turn is open' ELSE 'no turn is open' END
-            USING ERRCODE = CASE WHEN v_opens THEN 'TK001' ELSE 'TK002' END;
+        AND p.branch = CASE
+            WHEN v_lineage = '{{}}' THEN p_branch
+            ELSE {schema}.owner_of(p_branch, v_lineage, p_turn, p_sub_step)
+        END
+    WHERE (coalesce(p.phase, 'final') = 'final') = (p_phase = 'input') AND (p.phase IS NULL) = (p_turn < 0);
+    IF NOT FOUND THEN
+        RAISE EXCEPTION '%', CASE WHEN p_phase = 'input' THEN 'a turn is open' ELSE 'no turn is open' END
+            USING ERRCODE = CASE WHEN p_phase = 'input' THEN 'TK001' ELSE 'TK002' END;
     END IF;
 
     IF p_key IS NOT NULL THEN
         INSERT INTO {schema}.request (conversation_id, key, branch, digest, received_at, taken_turn)
         VALUES (p_conversation, p_key, p_branch, p_digest, v_now, save_v1.turn_index)
         ON CONFLICT DO NOTHING;
-        GET DIAGNOSTICS v_rows = ROW_COUNT;
-        IF v_rows = 0 THEN
+        IF NOT FOUND THEN
             RAISE EXCEPTION 'the key was taken meanwhile' USING ERRCODE = 'serialization_failure';
         END IF;
-    END IF;
-    IF p_phase = 'final' THEN
+    ELSIF p_phase = 'final' THEN
         INSERT INTO {schema}.document (conversation_id, branch, turn_index, next_try_at)
         VALUES (p_conversation, p_branch, p_turn, v_now)
         ON CONFLICT DO NOTHING;
     END IF;
-    outcome := 'saved';
 END $$;
 
 -- A conversation and its branch 0. False if it was there.
