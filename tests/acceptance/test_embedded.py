@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,12 +18,9 @@ from tests.acceptance.embedded_users import (
     keepers,
     kill,
     kill_keepers,
-    passable,
     serves,
-    stopped_at_end,
     table,
     until,
-    using,
 )
 from turnkeep.embedded import EmbeddedPostgres, status, stop
 from turnkeep.errors import EmbeddedError
@@ -32,29 +28,7 @@ from turnkeep.errors import EmbeddedError
 Users = Callable[[], User]
 
 
-@pytest.fixture(scope="module")
-def above() -> Iterator[Path]:
-    with passable() as path:
-        yield path
-
-
-@pytest.fixture(params=["used"])
-def place(above: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
-    """A directory that was used before, stopped, or a new one."""
-    with stopped_at_end(above / request.param) as directory:
-        yield directory
-    if request.param == "new":
-        shutil.rmtree(directory, ignore_errors=True)
-
-
 new_place = pytest.mark.parametrize("place", ["new"], indirect=True)
-
-
-@pytest.fixture
-def users(place: Path) -> Iterator[Users]:
-    """Make a process that uses the directory."""
-    with using(place) as make:
-        yield make
 
 
 # -- users come and go

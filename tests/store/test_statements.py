@@ -12,25 +12,26 @@ import pytest
 import turnkeep
 from turnkeep.store._statements import statements
 
-NAMES = sorted(statements("turnkeep"))
+FILES = ("sql/statements.sql", "sql/doctor.sql")
+NAMES = sorted((file, name) for file in FILES for name in statements("turnkeep", file))
 SOURCES = "\n".join(path.read_text() for path in (Path(turnkeep.__file__).parent / "store").glob("*.py"))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_each_statement_can_be_prepared(dsn: str, name: str) -> None:
+@pytest.mark.parametrize(("file", "name"), NAMES)
+def test_each_statement_can_be_prepared(dsn: str, file: str, name: str) -> None:
     numbers: dict[str, int] = {}
     text = re.sub(
         r"%\((\w+)\)s",
         lambda m: f"${numbers.setdefault(m.group(1), len(numbers) + 1)}",
-        statements("turnkeep")[name].decode(),
+        statements("turnkeep", file)[name].decode(),
     )
     with psycopg.connect(dsn) as connection:
         connection.execute(f"PREPARE s AS {text}")
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_each_statement_has_a_caller(name: str) -> None:
-    assert re.search(rf'fetch\(\s*"{name}"', SOURCES)
+@pytest.mark.parametrize(("file", "name"), NAMES)
+def test_each_statement_has_one_caller(file: str, name: str) -> None:
+    assert len(re.findall(rf'fetch\(\s*"{name}"', SOURCES)) == 1
 
 
 async def test_no_statement_or_function_depends_on_the_search_path(dsn: str) -> None:

@@ -62,11 +62,7 @@ async def _read(options: Options, agent: str | None, limit: int, interrupted: bo
     found: list[ConversationSummary] = []
     async with opened(options) as store:
         if interrupted:
-            from turnkeep.store._doctor import interrupted_branches
-
-            return await interrupted_branches(
-                store.conninfo, options.schema, agent_id=agent, limit=limit + 1, seconds=options.timeout
-            )
+            return await store.interrupted(agent_id=agent)
         while len(found) <= limit:
             asked = min(limit + 1 - len(found), _PAGE)
             page = await store.conversations(agent_id=agent, limit=asked, before=found[-1] if found else None)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,11 +17,10 @@ from turnkeep.cli.options import Options, command
 from turnkeep.cli.output import Column, Output, json_text
 from turnkeep.cli.text import ago, count, cut, one_line, printable
 from turnkeep.cli.transcript import Message, Part, read_call, read_message
-from turnkeep.errors import InvalidInputError, NotFoundError
+from turnkeep.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from turnkeep.model import Checkpoint, CheckpointSummary
-    from turnkeep.store import AsyncStore
 
 Place = tuple[int, int]
 
@@ -83,17 +82,7 @@ def show(
 async def _read(options: Options, reference: str, branch: int | None) -> Checkpoint:
     async with opened(options) as store:
         conversation, at = await find(store, reference)
-        if at is not None:
-            await _check_checkpoint(store, conversation, branch, at)
         return await store.restore(conversation, branch=branch, at=at)
-
-
-async def _check_checkpoint(store: AsyncStore, conversation: Any, branch: int | None, at: Place) -> None:
-    """Raise `NotFoundError` for a place where nothing was ever saved."""
-    found = await store.history(conversation, branch=branch, limit=1, before=(at[0], at[1] + 1))
-    if not found or (found[0].turn_index, found[0].sub_step) != at:
-        await store.restore(conversation, branch=branch)  # which knows if there is no such branch
-        raise NotFoundError(f"no checkpoint at {at[0]}.{at[1]}: see `turnkeep show {conversation} --history`")
 
 
 async def _read_history(options: Options, reference: str, branch: int | None, limit: int) -> list[CheckpointSummary]:
@@ -102,7 +91,7 @@ async def _read_history(options: Options, reference: str, branch: int | None, li
     async with opened(options) as store:
         conversation, at = await find(store, reference)
         if at is not None:
-            await _check_checkpoint(store, conversation, branch, at)
+            await store.restore(conversation, branch=branch, at=at)  # which says if it is not there
         before = None if at is None else (at[0], at[1] + 1)
         while len(found) <= limit:
             asked = min(limit + 1 - len(found), _PAGE)

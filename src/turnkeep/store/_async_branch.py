@@ -262,15 +262,8 @@ class AsyncBranch:
         """The newest checkpoint of a turn that its key has begun before."""
         if branch == self.branch:
             await self._read_head()
-        ((_, _, sub_step, phase, *_),) = await self._database.fetch(
-            "history",
-            {
-                **self._place,
-                "branch": branch,
-                "before_turn": turn_index + 1,
-                "before_sub_step": 0,
-                "limit": 1,
-            },
+        ((sub_step, phase),) = await self._database.fetch(
+            "turn_head", {**self._place, "branch": branch, "turn": turn_index}
         )
         return Saved(branch, turn_index, sub_step, True, phase == FINAL_PHASE)
 

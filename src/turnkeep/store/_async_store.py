@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -136,17 +135,43 @@ class AsyncStore:
         turn, sub_step = at if at is not None else (None, None)
         found = await read_checkpoints(self._database, [(conversation_uuid(conversation), branch, turn, sub_step)])
         if 1 not in found:
-            what = "" if branch is None else f", branch {branch}"
-            raise NotFoundError(f"no conversation {str(conversation)!r}{what}")
+            parts = [] if branch is None else [f"a branch {branch}"]
+            parts += [] if at is None else [f"a checkpoint at {turn}.{sub_step}"]
+            which = f" with {' and '.join(parts)}" if parts else ""
+            raise NotFoundError(f"no conversation {str(conversation)!r}{which}")
         return found[1]
 
-    async def restore_interrupted(self, *, agent_id: str | None = None) -> list[Checkpoint]:
-        """Give the newest checkpoint of every branch in the middle of a turn that no live lease holds.
+    async def interrupted(self, *, agent_id: str | None = None) -> list[ConversationSummary]:
+        """List every branch in the middle of a turn that no live lease holds, those with the newest turns first.
 
-        What a crash left behind, all at once: two round trips for each 100 branches, in the order of their ids.
-        A turn that another process has open without a lease is among them: only a lease tells it is alive.
+        What a crash left behind, without its content. A turn that another process has open without a lease is among
+        them: only a lease tells that it is alive.
         """
-        return [checkpoint async for checkpoint in self._interrupted(agent_id)]
+        found: list[ConversationSummary] = []
+        after = (uuid.UUID(int=0), -1)
+        while True:
+            rows = await self._database.fetch(
+                "interrupted",
+                {"agent": agent_id, "after_conversation": after[0], "after_branch": after[1], "limit": _MAX_PAGE},
+            )
+            found += (ConversationSummary(*row) for row in rows)
+            if len(rows) < _MAX_PAGE:
+                return sorted(found, key=lambda summary: summary.turn_started_at, reverse=True)
+            after = (found[-1].conversation_id, found[-1].branch)
+
+    async def restore_interrupted(self, *, agent_id: str | None = None) -> list[Checkpoint]:
+        """Give the newest checkpoint of every branch that `interrupted` lists, all at once.
+
+        One round trip for each 100 of them, after those of the list.
+        """
+        listed = await self.interrupted(agent_id=agent_id)
+        restored: list[Checkpoint] = []
+        for start in range(0, len(listed), _RESTORED_AT_ONCE):
+            chunk = listed[start : start + _RESTORED_AT_ONCE]
+            found = await read_checkpoints(self._database, [(s.conversation_id, s.branch, None, None) for s in chunk])
+            # One may have ended in the meantime.
+            restored += (checkpoint for checkpoint in found.values() if checkpoint.turn_open)
+        return restored
 
     async def conversations(
         self, *, agent_id: str | None = None, limit: int = 50, before: ConversationSummary | None = None
@@ -241,20 +266,18 @@ class AsyncStore:
         Raises `NotFoundError`, or `InvalidInputError` where a prefix means several.
         """
         own = conversation_uuid(reference)
-        if await self._database.fetch("find", {"low": own, "high": own}):
-            return own
+        ranges = [(own, own)]
         digits = reference.replace("-", "").lower()
         if 4 <= len(digits) <= 32 and all(digit in "0123456789abcdef" for digit in digits):
-            rows = await self._database.fetch(
-                "find",
-                {"low": uuid.UUID(digits.ljust(32, "0")), "high": uuid.UUID(digits.ljust(32, "f"))},
-            )
+            ranges.append((uuid.UUID(digits.ljust(32, "0")), uuid.UUID(digits.ljust(32, "f"))))
+        for low, high in ranges:
+            rows = await self._database.fetch("find", {"low": low, "high": high})
             if len(rows) > 1:
                 raise InvalidInputError(
                     f"{reference!r} is the beginning of several conversations' ids: give more of it"
                 )
-            if rows:
-                return uuid.UUID(str(rows[0][0]))
+            for (found,) in rows:
+                return uuid.UUID(str(found))
         raise NotFoundError(f"no conversation {reference!r}")
 
     async def _check_revision(self, database: AsyncDatabase) -> None:
@@ -270,26 +293,6 @@ class AsyncStore:
         if self._opened is None:
             raise UsageError("this store is not open: use it as `async with turnkeep.open() as store`")
         return self._opened
-
-    async def _interrupted(self, agent_id: str | None) -> AsyncIterator[Checkpoint]:
-        after: tuple[uuid.UUID, int] = (uuid.UUID(int=0), -1)
-        while True:
-            rows = await self._database.fetch(
-                "interrupted",
-                {
-                    "agent": agent_id,
-                    "after_conversation": after[0],
-                    "after_branch": after[1],
-                    "limit": _RESTORED_AT_ONCE,
-                },
-            )
-            if not rows:
-                return
-            found = await read_checkpoints(self._database, [(row[0], row[1], None, None) for row in rows])
-            for checkpoint in found.values():
-                if checkpoint.turn_open:  # it may have ended between the two round trips
-                    yield checkpoint
-            after = (rows[-1][0], rows[-1][1])
 
 
 def _page(limit: int) -> int:

@@ -1,4 +1,4 @@
-"""What the command line asks beside the store: is the server there, what is it like, what was interrupted."""
+"""What the command line asks beside the store: is the server there, and what is it like."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from psycopg import AsyncConnection
 from psycopg.rows import dict_row
 
 from turnkeep.errors import ConfigurationError, UnavailableError
-from turnkeep.model import ConversationSummary
 from turnkeep.settings import check_schema_name
 from turnkeep.store._failures import is_missing_schema, translated
 from turnkeep.store._statements import statements
@@ -84,15 +83,6 @@ async def examine(conninfo: str, schema: str, seconds: float) -> Examination:
     """Look at the server and the schema without changing anything. Raises `UnavailableError`."""
     async with _session(conninfo, schema, seconds) as session:
         return Examination(server=await session.server(), rights=await session.rights(), leases=await session.leases())
-
-
-async def interrupted_branches(
-    conninfo: str, schema: str, *, agent_id: str | None, limit: int, seconds: float
-) -> list[ConversationSummary]:
-    """List what a crash left behind, without its content: `AsyncStore.restore_interrupted` gives that."""
-    async with _session(conninfo, schema, seconds) as session:
-        rows = await session.fetch("interrupted_branches", {"agent": agent_id, "limit": limit})
-        return [ConversationSummary(*row.values()) for row in rows]
 
 
 @dataclass

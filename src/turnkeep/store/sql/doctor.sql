@@ -1,7 +1,7 @@
 -- What the command line asks beside the store's own statements. Same form as statements.sql.
 
 -- name: server
--- The server, the database and the role, as this session has them.
+-- The server, the database and the role, as this connection has them.
 SELECT current_setting('server_version_num')::int AS version_number, current_setting('server_version') AS version,
     pg_catalog.pg_backend_pid() AS backend_pid, current_setting('server_encoding') AS encoding,
     current_setting('fsync', true) AS fsync, current_setting('full_page_writes', true) AS full_page_writes,
@@ -48,18 +48,3 @@ CROSS JOIN {schema}.branch AS b
 LEFT JOIN {schema}.checkpoint AS c ON c.conversation_id = b.conversation_id AND c.turn_index = b.turn_index
     AND c.sub_step = b.sub_step AND c.branch = {schema}.owner_of(b.branch, b.lineage, b.turn_index, b.sub_step)
 WHERE b.status IN ('open', 'running', 'ready')
-
--- name: interrupted_branches
--- Branches in the middle of a turn that no live lease holds, without their content, newest turns first.
-SELECT v.conversation_id, v.external_id, v.agent_id, v.created_at, b.branch, b.name, b.status, b.turn_index, b.sub_step,
-    b.turn_started_at, b.updated_at, b.lease_owner, b.lease_until
-FROM {schema}.branch AS b
-JOIN {schema}.conversation AS v ON v.conversation_id = b.conversation_id
-JOIN {schema}.checkpoint AS c ON c.conversation_id = b.conversation_id AND c.turn_index = b.turn_index
-    AND c.sub_step = b.sub_step AND c.branch = {schema}.owner_of(b.branch, b.lineage, b.turn_index, b.sub_step)
-WHERE b.status IN ('open', 'running', 'ready')
-    AND (b.lease_until IS NULL OR b.lease_until <= {schema}.clock())
-    AND c.phase <> 'final'
-    AND (%(agent)s::text IS NULL OR v.agent_id = %(agent)s)
-ORDER BY b.turn_started_at DESC, b.conversation_id DESC, b.branch DESC
-LIMIT %(limit)s

@@ -18,6 +18,13 @@ FROM {schema}.checkpoint AS c
 WHERE c.conversation_id = %(conversation)s AND c.branch = %(branch)s AND c.write_id = %(write_id)s
 ORDER BY c.turn_index DESC, c.sub_step DESC LIMIT 1
 
+-- name: turn_head
+-- The newest checkpoint of a turn on the branch that began it.
+SELECT c.sub_step, c.phase
+FROM {schema}.checkpoint AS c
+WHERE c.conversation_id = %(conversation)s AND c.branch = %(branch)s AND c.turn_index = %(turn)s
+ORDER BY c.sub_step DESC LIMIT 1
+
 -- name: create
 -- A conversation with its branch 0, unless it is there.
 SELECT {schema}.create_v1(%(conversation)s, %(external_id)s, %(agent)s)
@@ -92,8 +99,9 @@ JOIN {schema}.message AS m ON m.conversation_id = h.conversation_id AND m.branch
 ORDER BY 1, 2, 3, 4
 
 -- name: interrupted
--- Branches in the middle of a turn that nobody holds a lease on, by key.
-SELECT b.conversation_id, b.branch
+-- Branches in the middle of a turn that no live lease holds, by key.
+SELECT v.conversation_id, v.external_id, v.agent_id, v.created_at, b.branch, b.name, b.status, b.turn_index, b.sub_step,
+    b.turn_started_at, b.updated_at, b.lease_owner, b.lease_until
 FROM {schema}.branch AS b
 JOIN {schema}.conversation AS v ON v.conversation_id = b.conversation_id
 JOIN {schema}.checkpoint AS c ON c.conversation_id = b.conversation_id AND c.turn_index = b.turn_index
