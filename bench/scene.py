@@ -19,7 +19,7 @@ import turnkeep
 
 TURNS = 50
 STEPS = 4
-WORDS = ("agent", "tool", "result", "cluster", "replica", "latency", "order", "refund", "index", "vacuum", "token")
+LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 
 FLOOR_TABLE = (
     "CREATE TABLE floor "
@@ -49,9 +49,9 @@ class Finding:
 
 
 def message(words: int, seed: int) -> dict[str, Any]:
-    """A chat message of about six bytes a word, as incompressible as prose is."""
+    """A chat message of eleven bytes a word, which Postgres can't compress: what is stored is what was sent."""
     rng = random.Random(seed)
-    text = " ".join(f"{rng.choice(WORDS)}{rng.randrange(10000)}" for _ in range(words))
+    text = " ".join("".join(rng.choices(LETTERS, k=10)) for _ in range(words))
     return {"role": "assistant", "content": text, "metadata": {"timestamp": "2026-11-29T12:00:00Z", "seed": seed}}
 
 
