@@ -21,6 +21,10 @@ def embedded(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place
 
 
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 async def test_the_word_embedded_is_all_it_takes(embedded: Path) -> None:
     async with turnkeep.open() as store:
         branch = await store.conversation("c")
@@ -36,8 +40,7 @@ async def test_saves_go_on_when_server_and_keepers_are_killed(embedded: Path) ->
         for number in range(3):
             postmaster = status(embedded).postmaster_pid
             assert postmaster is not None
-            backends = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()
-            kill_keepers(embedded, postmaster, *map(int, backends))
+            kill_keepers(embedded, postmaster, *children(postmaster))
             await branch.save([{"role": "assistant", "content": number}])
             assert status(embedded).postmaster_pid not in (None, postmaster)
         assert [m["content"] for m in (await store.restore("killed")).messages] == ["hello", 0, 1, 2]
