@@ -44,22 +44,33 @@ class InvalidInputError(TurnkeepError):
     """What was passed can't be stored or used. Raised before anything else happens."""
 
 
-class UnstorableError(InvalidInputError):
-    """A value has no exact JSON text, or goes beyond a stated limit (G3).
-
-    `path` leads to the value as a subscript chain, such as `messages[0]["content"]`; `reason` says why.
-    """
+class _Located(TurnkeepError):
+    """`path` leads to a value as a subscript chain, such as `messages[0]["content"]`; `reason` says what is wrong."""
 
     def __init__(self, path: str, reason: str) -> None:
-        super().__init__(f"{path}: {reason}")
+        super().__init__(path, reason)
         self.path = path
         self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
+
+
+class UnstorableError(_Located, InvalidInputError):
+    """The value at `path` has no exact JSON text, or goes beyond a stated limit, for the `reason` given (G3)."""
+
+
+class UnreadableError(_Located):
+    """The stored text at `path` is exact, but Python can't hold its value: read the text instead."""
 
 
 class _NamesPendingCalls(TurnkeepError):
     def __init__(self, message: str, pending: Sequence[PendingCall] = ()) -> None:
-        super().__init__(message)
+        super().__init__(message, tuple(pending))
         self.pending = tuple(pending)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class UnknownToolCallError(_NamesPendingCalls, InvalidInputError):
@@ -68,15 +79,6 @@ class UnknownToolCallError(_NamesPendingCalls, InvalidInputError):
 
 class PendingCallsError(_NamesPendingCalls, InvalidInputError):
     """A turn was to end while tool calls have no result (G7). `pending` lists them."""
-
-
-class UnreadableError(TurnkeepError):
-    """The stored text is exact, but Python can't hold its value: read the text instead."""
-
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(f"{path}: {reason}")
-        self.path = path
-        self.reason = reason
 
 
 class NotFoundError(TurnkeepError):

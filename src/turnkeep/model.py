@@ -134,10 +134,10 @@ class Checkpoint:
     lease_owner: str | None
     lease_until: datetime | None
     pending: tuple[PendingCall, ...]
-    message_texts: tuple[str, ...]
-    state_text: str | None
-    tool_calls_text: str | None
-    tool_results_text: str | None
+    message_texts: tuple[str, ...] = field(repr=False)
+    state_text: str | None = field(repr=False)
+    tool_calls_text: str | None = field(repr=False)
+    tool_results_text: str | None = field(repr=False)
 
     @property
     def turn_open(self) -> bool:
