@@ -23,13 +23,18 @@ ID_NAMESPACE = uuid.UUID("6f0f0c5e-6c0b-5d5b-9e0a-7a6b2f1c8d4e")
 
 _MAX_ID_CHARACTERS = 1000
 
+# Where dialects keep the id that a call and its result share, the most telling name first: an item of OpenAI's
+# Responses has an `id` of its own beside the `call_id`.
+_CALL_ID_KEYS = ("tool_call_id", "tool_use_id", "call_id", "id")
+
 
 def conversation_uuid(conversation: str | uuid.UUID, *, tenant: str = "") -> uuid.UUID:
     """Give the UUID that a conversation's id stands for.
 
     A canonical lower-case UUID, as text or as an object, stands for itself. Any other text of 1 to 1,000
-    characters becomes a UUID of version 5 in `ID_NAMESPACE`, so the same text names the same conversation
-    in every process. Raises `InvalidInputError` for anything else.
+    characters becomes a UUID of version 5 in `ID_NAMESPACE`, over `tenant`, NUL and the text, so the same text
+    names the same conversation in every process. A UUID in another spelling (upper case, braces, no dashes) is
+    such a text. Raises `InvalidInputError` for anything else.
     """
     if isinstance(conversation, uuid.UUID):
         return conversation
@@ -91,20 +96,11 @@ class PendingCall:
         return f"{name} ({self.call_id or 'no id'}) of turn {self.turn_index}.{self.sub_step}"
 
 
-def call_id_of(call: object) -> str | None:
-    """The id under which a provider knows a tool call."""
-    if isinstance(call, dict):
-        for key in ("id", "call_id", "tool_call_id", "tool_use_id"):
-            if isinstance(value := call.get(key), str):
-                return value
-    return None
-
-
-def answered_id_of(result: object) -> str | None:
-    """The id of the call that a tool result says it answers."""
-    if isinstance(result, dict):
-        for key in ("tool_call_id", "tool_use_id", "call_id", "id"):
-            if isinstance(value := result.get(key), str):
+def call_id_of(call_or_result: object) -> str | None:
+    """The id that a tool call and its result share: in `tool_call_id`, `tool_use_id`, `call_id` or `id`."""
+    if isinstance(call_or_result, dict):
+        for key in _CALL_ID_KEYS:
+            if isinstance(value := call_or_result.get(key), str):
                 return value
     return None
 

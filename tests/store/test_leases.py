@@ -88,7 +88,7 @@ async def test_a_claim_goes_on_from_the_head_it_finds(store: AsyncStore) -> None
     stale, other = await two(store)
     await other.save([ANSWER])
     await stale.claim()
-    assert (stale.sub_step, stale.checkpoint.messages) == (1, [USER, ANSWER])
+    assert (stale.sub_step, stale.messages) == (1, [USER, ANSWER])
     await stale.save([ANSWER], final=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Sequence
 from typing import Any
@@ -26,7 +27,7 @@ async def test_a_conversation_is_created_once_and_found_again(store: AsyncStore)
     again = await store.conversation("ticket-42")
     assert (again.conversation_id, again.agent_id) == (first.conversation_id, "support")
     assert (again.turn_index, again.sub_step, again.turn_open) == (0, 0, True)
-    assert again.checkpoint.messages == [USER]
+    assert again.messages == [USER]
 
 
 async def test_saves_are_restored_in_order_with_state_calls_and_results(store: AsyncStore) -> None:
@@ -280,3 +281,94 @@ async def test_times_rise_along_a_branch_whatever_the_clock_does(store: AsyncSto
     assert len(set(times)) == 6
     assert all(time.tzinfo is not None for time in times)
     assert [m.get("content") for m in (await store.restore("c")).messages[1:]] == list("01234")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"messages": [assistant("other")]},
+        {"messages": [assistant("same"), assistant("same")]},
+        {"messages": []},
+        {"messages": [assistant("same")], "final": True},
+        {"messages": [assistant("same")], "tool_calls": CALLS[:1]},
+    ],
+)
+async def test_a_write_id_with_other_content_is_an_error_and_writes_nothing(
+    store: AsyncStore, other: dict[str, Any]
+) -> None:
+    branch = await store.conversation("c")
+    await branch.begin_turn([USER, USER])
+    write_id = uuid.uuid4()
+    await branch.save([assistant("same")], write_id=write_id)
+    for handle in (branch, await store.conversation("c")):
+        with pytest.raises(turnkeep.KeyReusedError, match=r"write_id stands at 0\.1 with other content"):
+            await handle.save(**other, write_id=write_id)
+        again = await handle.save([turnkeep.RawJSON(json.dumps(assistant("same"), indent=1))], write_id=write_id)
+        assert (again.sub_step, again.repeated, again.final) == (1, True, False)
+    assert (await store.restore("c")).sub_step == 1
+
+
+async def test_a_write_id_is_known_again_after_several_messages_and_on_a_fork(store: AsyncStore) -> None:
+    branch = await store.conversation("c")
+    await branch.begin_turn(USER)
+    fork = await store.fork("c")
+    write_id = uuid.uuid4()
+    several = [assistant("a"), assistant("b\0")]
+    await fork.save(several, write_id=write_id)
+    assert (await (await store.conversation("c", branch=1)).save(several, write_id=write_id)).repeated
+    with pytest.raises(turnkeep.KeyReusedError):
+        await fork.save([assistant("a"), assistant("c")], write_id=write_id)
+
+
+@pytest.mark.parametrize(
+    ("call", "result"),
+    [
+        ({"id": "fc_1", "call_id": "call_1", "type": "function_call"}, {"call_id": "call_1", "output": "x"}),
+        ({"id": "call_1", "type": "function"}, {"role": "tool", "tool_call_id": "call_1"}),
+        ({"id": "toolu_1", "type": "tool_use"}, {"type": "tool_result", "tool_use_id": "toolu_1"}),
+        ({"tool_call_id": "pyd_1", "part_kind": "tool-call"}, {"tool_call_id": "pyd_1", "part_kind": "tool-return"}),
+        ({"name": "no id", "args": {}}, {"name": "no id", "response": {}}),
+    ],
+)
+async def test_results_find_their_calls_in_every_dialect(store: AsyncStore, call: Any, result: Any) -> None:
+    branch = await store.conversation("c")
+    await branch.begin_turn(USER)
+    await branch.save([assistant()], tool_calls=[call])
+    await branch.save([assistant()], tool_results=[result])
+    assert branch.pending == ()
+
+
+async def test_a_handle_always_has_the_messages_and_the_state_of_its_head(store: AsyncStore) -> None:
+    branch = await store.conversation("c")
+    assert (branch.messages, branch.state) == ([], None)
+    await branch.begin_turn(USER, state={"n": 0})
+    assert (branch.messages, branch.state) == ([USER], {"n": 0})
+    await branch.save([assistant("a"), assistant("b")])
+    with pytest.raises(turnkeep.InvalidInputError):
+        await branch.save([assistant("never")], state=b"")
+    assert (branch.messages, branch.state) == ([USER, assistant("a"), assistant("b")], {"n": 0})
+    await branch.save([], state=[1], final=True)
+    for handle in (branch, await store.conversation("c")):
+        assert (handle.messages, handle.state) == ([USER, assistant("a"), assistant("b")], [1])
+
+
+async def test_arguments_of_the_wrong_kind_are_named(store: AsyncStore, dsn: str) -> None:
+    branch = await store.conversation("c")
+    wrong: list[tuple[str, Any]] = [
+        ("branch", lambda: store.conversation("c", branch="main")),  # type: ignore[arg-type]
+        ("branch", lambda: store.restore("c", branch=True)),
+        ("at", lambda: store.restore("c", at="x")),  # type: ignore[arg-type]
+        ("at", lambda: store.fork("c", at=3)),  # type: ignore[arg-type]
+        (r"at\[1\]", lambda: store.fork("c", at=(0, -1))),
+        ("before", lambda: store.history("c", before=(1,))),  # type: ignore[arg-type]
+        ("before", lambda: store.conversations(before="x")),  # type: ignore[arg-type]
+        ("limit", lambda: store.conversations(limit="5")),  # type: ignore[arg-type]
+        ("seconds", lambda: branch.claim(seconds="5")),  # type: ignore[arg-type]
+        ("message", lambda: branch.begin_turn([])),
+    ]
+    for name, call in wrong:
+        with pytest.raises(turnkeep.InvalidInputError, match=f"^{name}: "):
+            await call()
+    for setting in ({"pool_size": 0}, {"pool_size": "x"}, {"timeout": None}, {"timeout": -1}):
+        with pytest.raises(turnkeep.InvalidInputError, match=next(iter(setting))):
+            turnkeep.open(dsn, **setting)

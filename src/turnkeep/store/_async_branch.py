@@ -24,17 +24,20 @@ from turnkeep.errors import (
     TurnOpenError,
     UnknownToolCallError,
 )
+from turnkeep.jsontext import decode
 from turnkeep.model import FINAL_PHASE, Checkpoint, Lease, PendingCall, Saved, check_text
-from turnkeep.store import _rows, _tool_calls, _writes
+from turnkeep.store import _arguments, _rows, _tool_calls, _writes
 from turnkeep.store._async_database import AsyncDatabase
 from turnkeep.store._writes import UNCHANGED, Content, Message
 
 Wanted = tuple[uuid.UUID, int | None, int | None, int | None]
 """A checkpoint to read: conversation, branch (None: the current one), turn_index and sub_step (None: the head)."""
 
+Place = tuple[str, int, int, int]
+"""What a write came to: outcome, branch, turn_index, sub_step."""
+
 _MAX_KEY_CHARACTERS = 500
 _MAX_OWNER_CHARACTERS = 200
-_LONGEST_LEASE = 86_400.0
 
 
 async def read_checkpoints(database: AsyncDatabase, wanted: Sequence[Wanted]) -> dict[int, Checkpoint]:
@@ -54,6 +57,10 @@ class AsyncBranch:
     several tasks call it. Two handles on one branch exclude each other: the second to write gets `ConflictError`
     and `refresh()` brings it up to date (G2). After a write that failed or was cancelled the handle stays where
     it was: the same call with the same `write_id` gives the outcome the first one had, whatever that was (G4).
+
+    Attributes: `conversation_id` (UUID), `external_id` (the text it was asked for by), `branch` (its number),
+    `agent_id`, and the head: `turn_index` (-1 before the first turn), `sub_step`, `turn_open`, `messages`, `state`,
+    `pending`, `lease`.
     """
 
     def __init__(self, database: AsyncDatabase, checkpoint: Checkpoint, agent_id: str | None = None) -> None:
@@ -73,6 +80,18 @@ class AsyncBranch:
     def turn_open(self) -> bool:
         """Whether a turn is open at the head."""
         return self._phase is not None and self._phase != FINAL_PHASE
+
+    @property
+    def messages(self) -> list[Any]:
+        """All messages up to the head, in order, those saved through this handle included: what an inference needs."""
+        known = len(self._values)
+        self._values += (decode(text, f"messages[{known + i}]") for i, text in enumerate(self._texts[known:]))
+        return list(self._values)
+
+    @property
+    def state(self) -> Any:
+        """The state at the head, or None where none was ever saved."""
+        return None if self._state is None else decode(self._state, "state")
 
     @property
     def pending(self) -> tuple[PendingCall, ...]:
@@ -101,14 +120,14 @@ class AsyncBranch:
         messages: list[Message] = [*message] if isinstance(message, list | tuple) else [cast("Message", message)]
         if key is not None:
             check_text(key, "key", _MAX_KEY_CHARACTERS)
+        if not messages:
+            raise InvalidInputError("message: a turn begins with at least one message")
         content = _writes.content(messages, None, None, state)
         digest = None if key is None else jsontext.digest(messages)
         self._database.check_usable()
         async with self._lock:
             try:
-                outcome, branch, turn_index, sub_step = await self._write(
-                    content, "input", write_id, key=key, digest=digest
-                )
+                place = await self._write(content, "input", write_id, key=key, digest=digest)
             except TurnOpenError as error:
                 names = ", ".join(map(str, self._pending)) or "none"
                 raise TurnOpenError(
@@ -116,11 +135,12 @@ class AsyncBranch:
                     "with final=True, before a new one begins",
                     self._pending,
                 ) from error
+            outcome, branch, turn_index, _ = place
             if outcome == "key_reused":
                 raise KeyReusedError(f"{self._name}: key {key!r} has begun turn {turn_index} with another body")
             if outcome == "taken":
                 return await self._turn_again(branch, turn_index)
-            return self._advance(outcome, turn_index, sub_step, "input", ())
+            return self._advance(place, content, "input", ())
 
     async def save(
         self,
@@ -136,9 +156,10 @@ class AsyncBranch:
         """Append a sub-step to the open turn. It is durable when this returns (G1).
 
         `messages` are the new ones only. `tool_calls` become pending; each of `tool_results` answers a pending
-        call, found by the provider's id or named in `answers`. `state` is any JSON value, `UNCHANGED` the one
-        before. `final` ends the turn, which all its calls must have been answered for (`PendingCallsError`).
-        `write_id` makes a retry of your own harmless, from any process: the same id gives the first outcome.
+        call: the first one with the same id (in `tool_call_id`, `tool_use_id`, `call_id` or `id`), or the one that
+        `answers` names in its place. `state` is any JSON value, `UNCHANGED` the one before. `final` ends the turn,
+        after all its calls have been answered (`PendingCallsError`). `write_id` makes a retry of your own harmless,
+        from any process: the same id gives the first outcome (G4), and with other content `KeyReusedError`.
 
         Raises `UnstorableError` before anything else happens (G3), `ConflictError` if another writer was
         faster (G2), `LeaseHeldError` or `LeaseLostError` (G5), `TurnNotOpenError`.
@@ -164,13 +185,13 @@ class AsyncBranch:
                     )
             except (PendingCallsError, UnknownToolCallError):
                 # A retry from another handle: what it answers may have been answered by its first try.
-                if write_id is not None and (first := await self._first_outcome(write_id)) is not None:
+                if write_id is not None and (first := await self._first_outcome(write_id, phase)) is not None:
                     return first
                 raise
-            outcome, _, turn_index, sub_step = await self._write(
+            place = await self._write(
                 content, phase, write_id, answers=[number for call in answered for number in call.place]
             )
-            return self._advance(outcome, turn_index, sub_step, phase, open_calls)
+            return self._advance(place, content, phase, open_calls)
 
     async def refresh(self) -> Checkpoint:
         """Read the head again and go on from there. Gives the checkpoint, with its messages."""
@@ -184,8 +205,7 @@ class AsyncBranch:
         `seconds` is how long it lives after each write or `renew()`, by the database's clock. `owner` is a name
         for people, by default host and process id. Raises `LeaseHeldError` while somebody else's is live.
         """
-        if not 0 < seconds <= _LONGEST_LEASE:
-            raise InvalidInputError(f"seconds: a lease of more than 0 and at most {_LONGEST_LEASE} s is needed")
+        seconds = _arguments.lease_seconds(seconds)
         owner = check_text(owner or f"{socket.gethostname()}:{os.getpid()}", "owner", _MAX_OWNER_CHARACTERS)
         token = secrets.randbits(62) + 1
         self._database.check_usable()
@@ -239,13 +259,16 @@ class AsyncBranch:
         self.sub_step = checkpoint.sub_step
         self._phase = checkpoint.phase
         self._pending = checkpoint.pending
-        self.checkpoint = checkpoint
+        self._texts = list(checkpoint.message_texts)
+        self._values: list[Any] = []
+        self._state = checkpoint.state_text
 
-    def _advance(
-        self, outcome: str, turn_index: int, sub_step: int, phase: str, pending: tuple[PendingCall, ...]
-    ) -> Saved:
+    def _advance(self, place: Place, content: Content, phase: str, pending: tuple[PendingCall, ...]) -> Saved:
+        outcome, _, turn_index, sub_step = place
         if (turn_index, sub_step) == self._next_place(phase):
             self.turn_index, self.sub_step, self._phase, self._pending = turn_index, sub_step, phase, pending
+            self._texts += content.messages
+            self._state = self._state if content.state is None else content.state
         return Saved(self.branch, turn_index, sub_step, outcome == "repeated", phase == FINAL_PHASE)
 
     def _next_place(self, phase: str) -> tuple[int, int]:
@@ -267,10 +290,11 @@ class AsyncBranch:
         )
         return Saved(branch, turn_index, sub_step, True, phase == FINAL_PHASE)
 
-    async def _first_outcome(self, write_id: uuid.UUID) -> Saved | None:
+    async def _first_outcome(self, write_id: uuid.UUID, phase: str) -> Saved | None:
         rows = await self._database.fetch("written", {**self._place, "write_id": write_id})
-        for turn_index, sub_step, phase in rows:
-            return Saved(self.branch, turn_index, sub_step, True, phase == FINAL_PHASE)
+        for turn_index, sub_step, stored_phase in rows:
+            if stored_phase == phase:
+                return Saved(self.branch, turn_index, sub_step, True, phase == FINAL_PHASE)
         return None
 
     async def _write(
@@ -282,7 +306,7 @@ class AsyncBranch:
         answers: list[int] | None = None,
         key: str | None = None,
         digest: bytes | None = None,
-    ) -> tuple[str, int, int, int]:
+    ) -> Place:
         lease = self._lease
         given = _writes.check_write_id(write_id)
         ((outcome, branch, turn_index, sub_step, lease_until),) = await self._database.fetch(
@@ -297,8 +321,8 @@ class AsyncBranch:
                 "repeatable": given is not None,
                 "phase": phase,
                 "agent": self.agent_id,
-                "count": content.count,
-                "messages": content.messages,
+                "count": len(content.messages),
+                "messages": content.messages_text,
                 "tool_calls": content.tool_calls,
                 "tool_results": content.tool_results,
                 "answers": answers or None,
@@ -321,6 +345,11 @@ class AsyncBranch:
             case "lease_held":
                 raise LeaseHeldError(
                     f"{self._name}: somebody else holds a lease until {lease_until}; nothing was written"
+                )
+            case "write_id_reused":
+                raise KeyReusedError(
+                    f"{self._name}: this write_id stands at {turn_index}.{sub_step} with other content; "
+                    "nothing was written"
                 )
             case "conflict":
                 raise ConflictError(

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import psycopg
 from psycopg import AsyncConnection
-from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout, TooManyRequests
 
-from turnkeep.errors import ConfigurationError, PoolExhaustedError, TurnkeepError, UnavailableError, UsageError
-from turnkeep.store._failures import Remedy, remedy_for, translated
+from turnkeep.errors import PoolExhaustedError, TurnkeepError, UnavailableError, UsageError
+from turnkeep.store._failures import Remedy, parsed, remedy_for, translated
 from turnkeep.store._statements import statements
 
 _FIRST_DELAY = 0.02
@@ -32,16 +32,17 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def _connection_arguments(conninfo: str) -> dict[str, Any]:
-    try:
-        given = conninfo_to_dict(conninfo)
-    except psycopg.ProgrammingError as error:
-        raise ConfigurationError(f"the DSN can't be read: {str(error).strip()}") from error
+    given = parsed(conninfo)
     return {
         **{key: value for key, value in _DEFAULTS.items() if key not in given},
         "autocommit": True,
         "client_encoding": "UTF8",
         "prepare_threshold": None,
     }
+
+
+# Its warnings are for programs that set logging up, and not for the standard error of those that don't.
+logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())
 
 
 class AsyncDatabase:

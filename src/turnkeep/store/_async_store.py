@@ -18,6 +18,8 @@ from turnkeep.model import (
     check_text,
     conversation_uuid,
 )
+from turnkeep.store import _arguments
+from turnkeep.store._arguments import MAX_PAGE
 from turnkeep.store._async_branch import AsyncBranch, Wanted, read_checkpoints
 from turnkeep.store._async_database import AsyncDatabase
 
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
 
 _MAX_AGENT_CHARACTERS = 255
 _MAX_NAME_CHARACTERS = 255
-_MAX_PAGE = 1000
 _RESTORED_AT_ONCE = 100
 
 Id = str | uuid.UUID
@@ -106,14 +107,15 @@ class AsyncStore:
     ) -> AsyncBranch:
         """Get or create a conversation, restored, as a handle to write with.
 
-        `conversation` is a UUID, or a text of 1 to 1,000 characters that always names the same conversation.
+        `conversation` is a UUID, or a text of 1 to 1,000 characters that always names the same conversation; see
+        `conversation_uuid` for how.
         `agent_id` (1 to 255 characters) names who writes through this handle, and the conversation's agent where
         it is new. `branch` is a branch's number, by default the current one's.
         """
         conversation_id = conversation_uuid(conversation)
         if agent_id is not None:
             check_text(agent_id, "agent_id", _MAX_AGENT_CHARACTERS)
-        wanted: Wanted = (conversation_id, branch, None, None)
+        wanted: Wanted = (conversation_id, _arguments.branch_number(branch), None, None)
         found = await read_checkpoints(self._database, [wanted])
         if 1 not in found and branch in (None, MAIN_BRANCH):
             await self._database.fetch(
@@ -132,7 +134,8 @@ class AsyncStore:
 
         One round trip. Raises `NotFoundError`; `CorruptionError` rather than give back less than was saved.
         """
-        turn, sub_step = at if at is not None else (None, None)
+        turn, sub_step = _arguments.place(at, "at")
+        branch = _arguments.branch_number(branch)
         found = await read_checkpoints(self._database, [(conversation_uuid(conversation), branch, turn, sub_step)])
         if 1 not in found:
             parts = [] if branch is None else [f"a branch {branch}"]
@@ -152,10 +155,10 @@ class AsyncStore:
         while True:
             rows = await self._database.fetch(
                 "interrupted",
-                {"agent": agent_id, "after_conversation": after[0], "after_branch": after[1], "limit": _MAX_PAGE},
+                {"agent": agent_id, "after_conversation": after[0], "after_branch": after[1], "limit": MAX_PAGE},
             )
             found += (ConversationSummary(*row) for row in rows)
-            if len(rows) < _MAX_PAGE:
+            if len(rows) < MAX_PAGE:
                 return sorted(found, key=lambda summary: summary.turn_started_at, reverse=True)
             after = (found[-1].conversation_id, found[-1].branch)
 
@@ -180,11 +183,13 @@ class AsyncStore:
 
         `before` is the last of one page and gives the next one.
         """
+        if before is not None and not isinstance(before, ConversationSummary):
+            raise InvalidInputError(f"before: expected a ConversationSummary, got {type(before).__name__}")
         rows = await self._database.fetch(
             "list",
             {
                 "agent": agent_id,
-                "limit": _page(limit),
+                "limit": _arguments.page(limit),
                 "before_time": before and before.turn_started_at,
                 "before_conversation": before and before.conversation_id,
             },
@@ -204,13 +209,13 @@ class AsyncStore:
         `before` is the (turn_index, sub_step) of the last of one page and gives the next one.
         """
         conversation_id = conversation_uuid(conversation)
-        turn, sub_step = before if before is not None else (None, None)
+        turn, sub_step = _arguments.place(before, "before")
         rows = await self._database.fetch(
             "history",
             {
                 "conversation": conversation_id,
-                "branch": branch,
-                "limit": _page(limit),
+                "branch": _arguments.branch_number(branch),
+                "limit": _arguments.page(limit),
                 "before_turn": turn,
                 "before_sub_step": sub_step,
             },
@@ -237,13 +242,13 @@ class AsyncStore:
         """
         if name is not None:
             check_text(name, "name", _MAX_NAME_CHARACTERS)
-        turn, sub_step = at if at is not None else (None, None)
+        turn, sub_step = _arguments.place(at, "at")
         conversation_id = conversation_uuid(conversation)
         ((outcome, number),) = await self._database.fetch(
             "fork",
             {
                 "conversation": conversation_id,
-                "source": branch,
+                "source": _arguments.branch_number(branch),
                 "turn": turn,
                 "sub_step": sub_step,
                 "name": name,
@@ -252,7 +257,8 @@ class AsyncStore:
         )
         match outcome:
             case "not_found":
-                raise NotFoundError(f"no conversation {str(conversation)!r}, branch {branch or 'current'}")
+                which = "" if branch is None else f" with a branch {branch}"
+                raise NotFoundError(f"no conversation {str(conversation)!r}{which}")
             case "no_checkpoint":
                 place = "yet" if at is None else f"at {turn}.{sub_step}"
                 raise NotFoundError(f"conversation {str(conversation)!r} has no checkpoint {place} to fork at")
@@ -295,12 +301,6 @@ class AsyncStore:
         return self._opened
 
 
-def _page(limit: int) -> int:
-    if not 1 <= limit <= _MAX_PAGE:
-        raise InvalidInputError(f"limit: {limit}; 1 to {_MAX_PAGE} are allowed")
-    return limit
-
-
 def open(
     database: str | None = None,
     *,
@@ -312,10 +312,12 @@ def open(
 
     `database` is a DSN, or the word "embedded" for a private Postgres; without it TURNKEEP_DATABASE_URL,
     DATABASE_URL or the PG* variables name one. `pool_size` is the most connections it opens, `timeout` the
-    seconds after which any call gives up. Raises `ConfigurationError` if nothing names a database.
+    seconds after which any call gives up. Raises `ConfigurationError` if nothing names a database,
+    `InvalidInputError` for a size or time that can't be.
     """
-    if pool_size < 1 or timeout <= 0:
-        raise InvalidInputError("pool_size must be at least 1, and timeout more than 0 seconds")
     return AsyncStore(
-        settings.database(database), settings.check_schema_name(schema), pool_size=pool_size, timeout=timeout
+        settings.database(database),
+        settings.check_schema_name(schema),
+        pool_size=_arguments.pool_size(pool_size),
+        timeout=_arguments.timeout_seconds(timeout),
     )

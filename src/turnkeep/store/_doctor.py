@@ -14,9 +14,9 @@ import psycopg
 from psycopg import AsyncConnection
 from psycopg.rows import dict_row
 
-from turnkeep.errors import ConfigurationError, UnavailableError
+from turnkeep.errors import UnavailableError
 from turnkeep.settings import check_schema_name
-from turnkeep.store._failures import is_missing_schema, translated
+from turnkeep.store._failures import is_missing_schema, parsed, translated
 from turnkeep.store._statements import statements
 
 _PINGS = 5
@@ -140,6 +140,7 @@ class _Session:
 async def _session(conninfo: str, schema: str, seconds: float) -> AsyncIterator[_Session]:
     """A connection outside any transaction block, whose failures are errors of ours."""
     check_schema_name(schema)
+    parsed(conninfo)
     start = time.perf_counter()
     try:
         async with asyncio.timeout(seconds):
@@ -150,9 +151,5 @@ async def _session(conninfo: str, schema: str, seconds: float) -> AsyncIterator[
                 yield _Session(connection, schema, time.perf_counter() - start)
     except TimeoutError as error:
         raise UnavailableError(f"the database did not answer within {seconds:g} s") from error
-    except psycopg.ProgrammingError as error:
-        if error.sqlstate is None:
-            raise ConfigurationError(f"the DSN can't be read: {str(error).strip()}") from error
-        raise translated(error, schema) from error
     except psycopg.Error as error:
         raise translated(error, schema) from error

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from enum import Enum
+from typing import Any
 
 import psycopg
 from psycopg import errors as pg
+from psycopg.conninfo import conninfo_to_dict
 
 from turnkeep.errors import (
     ConfigurationError,
@@ -17,6 +20,20 @@ from turnkeep.errors import (
     TurnOpenError,
     UnavailableError,
 )
+from turnkeep.settings import DEFAULT_SCHEMA
+
+
+def parsed(conninfo: str) -> dict[str, Any]:
+    """The parameters of a conninfo. Raises `ConfigurationError`, without quoting it: it may hold a password."""
+    try:
+        return dict(conninfo_to_dict(conninfo))
+    except psycopg.ProgrammingError:
+        scheme = conninfo.partition("://")[0]
+        hint = f"; leave out {scheme[scheme.index('+') :]!r}" if "+" in scheme else ""
+        raise ConfigurationError(
+            "the DSN can't be read: a URL that begins with postgresql:// (special characters in the password written "
+            f"as %XX) or a libpq string such as host=… dbname=… is needed{hint}"
+        ) from None
 
 
 class Remedy(Enum):
@@ -47,6 +64,10 @@ _REFUSALS = (
     "is not permitted to log in",
     "no such database",
     "no such user",
+    "invalid integer value",
+    "invalid port number",
+    "invalid connection option",
+    "invalid sslmode value",
 )
 
 
@@ -75,18 +96,21 @@ def translated(error: psycopg.Error, schema: str) -> TurnkeepError:
     """The error of ours that stands for an error of the database."""
     text = error.diag.message_primary or str(error).strip()
     if is_refusal(error):
-        return ConfigurationError(f"the database can't be used as named: {text}")
+        return ConfigurationError(
+            f"the database can't be used as named: {text}: mend the DSN, or the server's settings"
+        )
     match error.sqlstate:
         case "TK001":
             return TurnOpenError("a turn is open on this branch: go on with it, or end it, before a new one begins")
         case "TK002":
             return TurnNotOpenError("no turn is open on this branch: call begin_turn first")
         case "3F000" | "42P01" | "42883":
+            which = "" if schema == DEFAULT_SCHEMA else f" --schema {shlex.quote(schema)}"
             return SchemaError(
-                f"schema {schema!r} is missing here or is of another release ({text}): run `turnkeep init`"
+                f"schema {schema!r} is missing here, or is of another release ({text}): run `turnkeep init{which}`"
             )
         case "42501":
-            return PermissionDeniedError(f"{text}: ask the owner of the database for this right")
+            return PermissionDeniedError(f"{text}: ask the owner for this right; `turnkeep doctor` names the GRANT")
         case "3D000" | "28P01" | "28000":
             return ConfigurationError(f"the database can't be used as named: {text}")
         case "55P03":

@@ -16,7 +16,7 @@ from psycopg import sql
 from turnkeep._version import VERSION
 from turnkeep.errors import ConfigurationError
 from turnkeep.settings import DEFAULT_SCHEMA, check_schema_name
-from turnkeep.store._failures import translated
+from turnkeep.store._failures import parsed, translated
 from turnkeep.store._statements import in_parameterised, read, render
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -87,6 +87,7 @@ def status(conninfo: str, schema: str = DEFAULT_SCHEMA, *, timeout: float = 60.0
 @contextmanager
 def _transaction(conninfo: str, schema: str, timeout: float) -> Iterator[Connection]:
     """A transaction on a connection of its own, whose failures are errors of ours."""
+    parsed(conninfo)
     try:
         with psycopg.connect(
             conninfo, prepare_threshold=None, client_encoding="UTF8", connect_timeout=max(2, int(timeout))
@@ -94,10 +95,6 @@ def _transaction(conninfo: str, schema: str, timeout: float) -> Iterator[Connect
             connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
             connection.execute("SELECT pg_catalog.set_config('lock_timeout', %s, true)", (f"{timeout:g}s",))
             yield connection
-    except psycopg.ProgrammingError as error:
-        if error.sqlstate is None:
-            raise ConfigurationError(f"the DSN can't be read: {str(error).strip()}") from error
-        raise translated(error, schema) from error
     except psycopg.Error as error:
         raise translated(error, schema) from error
 

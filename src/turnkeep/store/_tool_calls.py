@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from turnkeep.errors import InvalidInputError, UnknownToolCallError
 from turnkeep.jsontext import RawJSON, decode
-from turnkeep.model import PendingCall, answered_id_of
+from turnkeep.model import PendingCall, call_id_of
 
 Answer = PendingCall | str | None
 """What a result says of the call it answers: the call, the provider's id of it, or nothing."""
@@ -16,7 +16,7 @@ def named(results: Sequence[object], answers: Sequence[PendingCall] | None) -> l
     """Give for each result what is said of its call: by `answers`, in order, or else by the result itself."""
     if answers is None:
         return [
-            answered_id_of(decode(result.text, "tool_results") if isinstance(result, RawJSON) else result)
+            call_id_of(decode(result.text, "tool_results") if isinstance(result, RawJSON) else result)
             for result in results
         ]
     if len(answers) != len(results):

@@ -31,13 +31,19 @@ Message = Mapping[str, Any] | RawJSON
 
 @dataclass(frozen=True)
 class Content:
-    """The content of a write as JSON text. `messages` is an array, or the only message itself."""
+    """The content of a write as JSON text."""
 
-    count: int
-    messages: str | None
+    messages: list[str]
     tool_calls: str | None
     tool_results: str | None
     state: str | None
+
+    @property
+    def messages_text(self) -> str | None:
+        """The messages as the database takes them: an array, or the only one itself."""
+        if len(self.messages) == 1:
+            return self.messages[0]
+        return f"[{','.join(self.messages)}]" if self.messages else None
 
 
 def content(
@@ -52,10 +58,7 @@ def content(
         if not isinstance(message, dict) and not (isinstance(message, RawJSON) and message.text.startswith("{")):
             raise InvalidInputError(f"messages[{index}]: a message is a JSON object, not {type(message).__name__}")
     return Content(
-        count=len(messages),
-        messages=jsontext.encode(messages[0], "messages[0]")
-        if len(messages) == 1
-        else _list_text(messages, "messages"),
+        messages=_texts(messages, "messages"),
         tool_calls=_list_text(tool_calls, "tool_calls"),
         tool_results=_list_text(tool_results, "tool_results"),
         state=None if state is UNCHANGED else jsontext.encode(state, "state"),
@@ -66,14 +69,17 @@ def _list_text(values: Sequence[object] | None, name: str) -> str | None:
     if values is None:
         return None
     _check_list(values, name)
-    if not values:
-        return None
-    text = jsontext.encode_list(values, name)
-    if len(text) > MAX_LIST_CHARACTERS:
+    return f"[{','.join(_texts(values, name))}]" if values else None
+
+
+def _texts(values: Sequence[object], name: str) -> list[str]:
+    texts = [jsontext.encode(value, f"{name}[{index}]") for index, value in enumerate(values)]
+    characters = sum(map(len, texts))
+    if characters > MAX_LIST_CHARACTERS:
         raise UnstorableError(
-            name, f"{len(text)} characters in one write; at most {MAX_LIST_CHARACTERS}: save it in several sub-steps"
+            name, f"{characters} characters in one write; at most {MAX_LIST_CHARACTERS}: save it in several sub-steps"
         )
-    return text
+    return texts
 
 
 def _check_list(values: object, name: str) -> None:

@@ -27,10 +27,69 @@ RETURNS TABLE (ord int, branch int, start int, stop int) LANGUAGE sql IMMUTABLE 
     FROM pg_catalog.generate_series(1, pg_catalog.cardinality(p_spans), 3) AS i
 $$;
 
+-- A json value for reading. What jsonb can't represent never makes a query fail: the exact text stays in its table.
+-- Nor does it make a driver fail: jsonb spells 1e5000 out, and Python refuses integers of more than 4,300 digits.
+CREATE OR REPLACE FUNCTION {schema}.shown(p_value json) RETURNS jsonb LANGUAGE plpgsql IMMUTABLE STRICT AS $$
+DECLARE
+    v_value jsonb;
+BEGIN
+    IF pg_catalog.octet_length(p_value::text) > 16777216 THEN
+        RETURN pg_catalog.jsonb_build_object('turnkeep_unrepresentable',
+            pg_catalog.format('%s bytes of JSON: too large to show', pg_catalog.octet_length(p_value::text)));
+    END IF;
+    v_value := p_value::jsonb;
+    IF p_value::text ~ '[0-9][eE][+]?[0-9]{{4}}|[0-9]{{255}}' AND pg_catalog.jsonb_path_exists(
+        v_value, '$.** ? (@.type() == "number" && (@ >= 1e4300 || @ <= -1e4300))')
+    THEN
+        RETURN pg_catalog.jsonb_build_object('turnkeep_unrepresentable', 'a number of more than 4300 digits');
+    END IF;
+    RETURN v_value;
+EXCEPTION WHEN OTHERS THEN
+    RETURN pg_catalog.jsonb_build_object('turnkeep_unrepresentable', SQLERRM);
+END $$;
+
+-- The messages that spans stand for, as one array.
+CREATE OR REPLACE FUNCTION {schema}.messages_of(p_conversation uuid, p_spans int[]) RETURNS jsonb
+LANGUAGE plpgsql STABLE STRICT SET enable_seqscan = off AS $$
+DECLARE
+    v_bytes bigint;
+BEGIN
+    SELECT pg_catalog.sum(m.size) INTO v_bytes
+    FROM {schema}.spans_of(p_spans) AS s
+    JOIN {schema}.message AS m ON m.conversation_id = p_conversation AND m.branch = s.branch
+        AND m.position >= s.start AND m.position < s.stop;
+    IF v_bytes > 67108864 THEN
+        RETURN pg_catalog.jsonb_build_object('turnkeep_unrepresentable',
+            pg_catalog.format('%s bytes of messages: too large to show', v_bytes));
+    END IF;
+    RETURN (
+        SELECT coalesce(pg_catalog.jsonb_agg({schema}.shown(m.body) ORDER BY s.ord, m.position), '[]')
+        FROM {schema}.spans_of(p_spans) AS s
+        JOIN {schema}.message AS m ON m.conversation_id = p_conversation AND m.branch = s.branch
+            AND m.position >= s.start AND m.position < s.stop
+    );
+EXCEPTION WHEN program_limit_exceeded THEN
+    RETURN pg_catalog.jsonb_build_object('turnkeep_unrepresentable', SQLERRM);
+END $$;
+
+-- A message, or an array of them, as an array for reading.
+CREATE OR REPLACE FUNCTION {schema}.shown_list(p_messages json) RETURNS jsonb
+LANGUAGE plpgsql IMMUTABLE STRICT AS $$
+BEGIN
+    IF pg_catalog.json_typeof(p_messages) <> 'array' THEN
+        RETURN pg_catalog.jsonb_build_array({schema}.shown(p_messages));
+    END IF;
+    RETURN (
+        SELECT coalesce(pg_catalog.jsonb_agg({schema}.shown(e.value) ORDER BY e.ord), '[]')
+        FROM pg_catalog.json_array_elements(p_messages) WITH ORDINALITY AS e (value, ord)
+    );
+END $$;
+
 -- The outcome of a write that has been made before: under the same key, or with the same id on this branch.
--- Null where there is none.
+-- Null where there is none. A write id that comes with other content is 'write_id_reused'.
 CREATE OR REPLACE FUNCTION {schema}.earlier_outcome(
-    p_conversation uuid, p_branch int, p_write_id uuid, p_key text, p_digest bytea,
+    p_conversation uuid, p_branch int, p_write_id uuid, p_phase text, p_count int, p_messages json,
+    p_tool_calls json, p_tool_results json, p_key text, p_digest bytea,
     OUT outcome text, OUT branch int, OUT turn_index int, OUT sub_step int
 ) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
 BEGIN
@@ -42,16 +101,38 @@ BEGIN
             RETURN;
         END IF;
     END IF;
-    SELECT 'repeated', c.branch, c.turn_index, c.sub_step
+    SELECT CASE
+            WHEN c.phase = p_phase
+                AND {schema}.shown(c.tool_calls) IS NOT DISTINCT FROM {schema}.shown(p_tool_calls)
+                AND {schema}.shown(c.tool_results) IS NOT DISTINCT FROM {schema}.shown(p_tool_results)
+                AND {schema}.messages_of(p_conversation, s.added) = CASE
+                    WHEN p_count = 0 THEN '[]'
+                    ELSE {schema}.shown_list(p_messages)
+                END
+            THEN 'repeated'
+            ELSE 'write_id_reused'
+        END, c.branch, c.turn_index, c.sub_step
     INTO earlier_outcome.outcome, earlier_outcome.branch, earlier_outcome.turn_index, earlier_outcome.sub_step
     FROM {schema}.checkpoint AS c
+    LEFT JOIN {schema}.checkpoint AS p ON p.conversation_id = c.conversation_id AND p.branch = c.parent_branch
+        AND p.turn_index = c.parent_turn_index AND p.sub_step = c.parent_sub_step
+    CROSS JOIN LATERAL (
+        -- What the checkpoint has added to its parent: the end of its last span.
+        SELECT CASE
+            WHEN c.spans = coalesce(p.spans, '{{}}') THEN '{{}}'
+            WHEN pg_catalog.cardinality(c.spans) = pg_catalog.cardinality(p.spans)
+                THEN ARRAY[c.branch, p.spans[pg_catalog.cardinality(p.spans)], c.spans[pg_catalog.cardinality(c.spans)]]
+            ELSE c.spans[pg_catalog.cardinality(c.spans) - 2:]
+        END AS added
+    ) AS s
     WHERE c.conversation_id = p_conversation AND c.branch = p_branch AND c.write_id = p_write_id
     ORDER BY c.turn_index DESC, c.sub_step DESC LIMIT 1;
 END $$;
 
 -- Why a write was refused; or the outcome of the same write, if it has been made a moment ago.
 CREATE OR REPLACE FUNCTION {schema}.save_refusal(
-    p_conversation uuid, p_branch int, p_token bigint, p_write_id uuid, p_key text, p_digest bytea,
+    p_conversation uuid, p_branch int, p_token bigint, p_write_id uuid, p_phase text, p_count int, p_messages json,
+    p_tool_calls json, p_tool_results json, p_key text, p_digest bytea,
     OUT outcome text, OUT branch int, OUT turn_index int, OUT sub_step int, OUT lease_until timestamptz
 ) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
 DECLARE
@@ -59,7 +140,8 @@ DECLARE
 BEGIN
     SELECT e.outcome, e.branch, e.turn_index, e.sub_step
     INTO save_refusal.outcome, save_refusal.branch, save_refusal.turn_index, save_refusal.sub_step
-    FROM {schema}.earlier_outcome(p_conversation, p_branch, p_write_id, p_key, p_digest) AS e;
+    FROM {schema}.earlier_outcome(p_conversation, p_branch, p_write_id, p_phase, p_count, p_messages,
+                                  p_tool_calls, p_tool_results, p_key, p_digest) AS e;
     IF outcome IS NOT NULL THEN
         RETURN;
     END IF;
@@ -97,7 +179,8 @@ BEGIN
     IF p_repeatable OR p_key IS NOT NULL THEN
         SELECT e.outcome, e.branch, e.turn_index, e.sub_step
         INTO save_v1.outcome, save_v1.branch, save_v1.turn_index, save_v1.sub_step
-        FROM {schema}.earlier_outcome(p_conversation, p_branch, p_write_id, p_key, p_digest) AS e;
+        FROM {schema}.earlier_outcome(p_conversation, p_branch, p_write_id, p_phase, p_count, p_messages,
+                                      p_tool_calls, p_tool_results, p_key, p_digest) AS e;
         IF outcome IS NOT NULL THEN
             RETURN;
         END IF;
@@ -128,7 +211,8 @@ BEGIN
     IF NOT FOUND THEN
         SELECT r.outcome, r.branch, r.turn_index, r.sub_step, r.lease_until
         INTO save_v1.outcome, save_v1.branch, save_v1.turn_index, save_v1.sub_step, save_v1.lease_until
-        FROM {schema}.save_refusal(p_conversation, p_branch, p_token, p_write_id, p_key, p_digest) AS r;
+        FROM {schema}.save_refusal(p_conversation, p_branch, p_token, p_write_id, p_phase, p_count, p_messages,
+                                   p_tool_calls, p_tool_results, p_key, p_digest) AS r;
         RETURN;
     END IF;
 

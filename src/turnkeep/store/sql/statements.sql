@@ -142,7 +142,10 @@ FROM {schema}.conversation AS v
 JOIN {schema}.branch AS b ON b.conversation_id = v.conversation_id
     AND b.branch = coalesce(%(branch)s, v.current_branch)
 JOIN {schema}.checkpoint AS c ON c.conversation_id = b.conversation_id
-    AND c.branch = {schema}.owner_of(b.branch, b.lineage, c.turn_index, c.sub_step)
+    AND CASE
+        WHEN b.lineage = '{{}}' THEN c.branch = b.branch
+        ELSE c.branch = {schema}.owner_of(b.branch, b.lineage, c.turn_index, c.sub_step)
+    END
 WHERE v.conversation_id = %(conversation)s
     AND (%(before_turn)s::int IS NULL OR (c.turn_index, c.sub_step) < (%(before_turn)s, %(before_sub_step)s))
 ORDER BY c.turn_index DESC, c.sub_step DESC
