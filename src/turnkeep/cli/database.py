@@ -29,7 +29,6 @@ async def opened(options: Options) -> AsyncIterator[AsyncStore]:
     from turnkeep.store._doctor import check_reachable
 
     named = settings.database(options.dsn)
-    _silence_pool()
     if named != settings.EMBEDDED:
         await check_reachable(named, options.schema, min(options.timeout, _CONNECTING))
     async with turnkeep.open(named, schema=options.schema, pool_size=1, timeout=options.timeout) as store:
@@ -67,15 +66,11 @@ async def find(store: AsyncStore, reference: str) -> tuple[UUID, tuple[int, int]
 
 async def _conversation(store: AsyncStore, reference: str) -> UUID:
     if reference != LAST:
-        return await store.find(reference)
+        try:
+            return await store.find(reference)
+        except NotFoundError as error:
+            raise NotFoundError(f"{error}: `turnkeep ls` lists them; of a UUID, 4 digits or more are needed") from error
     newest = await store.conversations(limit=1)
     if not newest:
         raise NotFoundError("there is no conversation yet")
     return newest[0].conversation_id
-
-
-def _silence_pool() -> None:
-    """The pool warns of every failed attempt; what came of them all is told as an error."""
-    import logging
-
-    logging.getLogger("psycopg").addHandler(logging.NullHandler())

@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 
 from turnkeep.cli.failures import Exit
-from turnkeep.cli.options import Options, command
+from turnkeep.cli.options import Options, private_command
 
 _MOST_SEEDS = 1_000_000
 
 
-@command
+@private_command
 def demo(
     options: Options,
     sabotage: Annotated[
@@ -26,7 +26,7 @@ def demo(
 ) -> Exit:
     """Kill the writer of twelve conversations, and its Postgres, in the middle of saves; then compare every byte.
 
-    Takes about half a minute, on a private Postgres that is removed at the end. Exit code 0 says that nothing was
+    Takes a quarter of a minute, on a private Postgres that is removed at the end. Exit code 0 says that nothing was
     lost or doubled.
     """
     from turnkeep.demo.events import Unseen

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from turnkeep.cli.options import Options, command
+from turnkeep.cli.options import Options, private_command
 from turnkeep.cli.text import one_line, size
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ DirectoryArgument = Annotated[
 
 
 @app.command("status")
-@command
+@private_command
 def status(options: Options, directory: DirectoryArgument = None) -> None:
     """Say where the private Postgres lives and whether it runs."""
     from turnkeep import embedded
@@ -40,7 +40,7 @@ def status(options: Options, directory: DirectoryArgument = None) -> None:
 
 
 @app.command("stop")
-@command
+@private_command
 def stop(options: Options, directory: DirectoryArgument = None) -> None:
     """Stop the private Postgres now, whoever uses it. It starts again with its next use."""
     from turnkeep import embedded

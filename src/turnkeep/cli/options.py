@@ -109,11 +109,23 @@ class Options:
         return Output(json=self.json, quiet=self.quiet, no_color=self.no_color or bool(os.environ.get("NO_COLOR")))
 
 
+_OF_A_DATABASE = ("dsn", "schema", "timeout")
+
+
 def command(function: Callable[..., Exit | None]) -> Callable[..., None]:
     """Make a command of a function: it also takes the common options, and its errors become exit codes.
 
     The function gets `Options` first, then what its own parameters declare, and returns an exit code or None.
     """
+    return _command(function, _SHARED)
+
+
+def private_command(function: Callable[..., Exit | None]) -> Callable[..., None]:
+    """Make such a command of a function that works on a private Postgres: it takes no option that names another."""
+    return _command(function, {name: option for name, option in _SHARED.items() if name not in _OF_A_DATABASE})
+
+
+def _command(function: Callable[..., Exit | None], options: dict[str, tuple[Any, Any]]) -> Callable[..., None]:
     hints = get_type_hints(function, include_extras=True)
     own = [
         parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)
@@ -121,20 +133,29 @@ def command(function: Callable[..., Exit | None]) -> Callable[..., None]:
     ]
     shared = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-        for name, (annotation, default) in _SHARED.items()
+        for name, (annotation, default) in options.items()
     ]
     context = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
 
+    def checked(base: Options) -> Options:
+        named = [name for name in _OF_A_DATABASE if name not in options and getattr(base, name) != getattr(_NONE, name)]
+        if named:
+            raise InvalidInputError(f"--{named[0]}: this command works on a private Postgres; leave the option out")
+        return base
+
     @functools.wraps(function)
     def run(context: typer.Context, **given: Any) -> None:
-        late = {name: given.pop(name) for name in _SHARED}
-        base = context.find_root().obj or Options()
+        late = {name: given.pop(name) for name in options}
+        base = context.find_root().obj or _NONE
         with_json = replace(base, json=base.json or late["json"])
-        raise typer.Exit(guarded(with_json.output, lambda: function(base.updated(**late), **given)))
+        raise typer.Exit(guarded(with_json.output, lambda: function(checked(base).updated(**late), **given)))
 
     run.__signature__ = inspect.Signature([context, *own, *shared])  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in (context, *own, *shared)}
     return run
+
+
+_NONE = Options()
 
 
 def guarded(output: Output, action: Callable[[], Exit | None]) -> Exit:

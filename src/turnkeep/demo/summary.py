@@ -72,8 +72,9 @@ def _meaning(report: Report) -> str:
     if report.ok:
         return (
             "A save that has returned is in Postgres, whatever is killed next. One that has not is sent again under "
-            "the same write id, and stored once. Going on after a crash took no code of its own: each new writer "
-            "restored its conversations and went on from there.\n\n"
+            "the same write id, and stored once: those in flight, and those intended and not yet sent. A new writer "
+            "restores its conversations and goes on from there, as it would have at its first start. The conversations "
+            "are recorded ones: no model and no tool runs here; Postgres, the writes and the kills are real.\n\n"
             "Next: `turnkeep --help`, and the README for your own Postgres. To see the check fail: "
             "`turnkeep demo --sabotage`."
         )

@@ -3,7 +3,7 @@
 It speaks JSON lines. Its first line on stdin is its order: `database`, `conversations` to play, `open` intents to
 repeat, `seconds` that a conversation takes, `sabotage` and, for the saboteur, the `acknowledged` places. Then
 it says `{"intent": …}`, waits for `{"go": write_id}`, saves, and says `{"acknowledged": write_id, …}`. It ends with
-its client, and shares nothing with its predecessor but the database.
+its client. Of its predecessor it knows what is in the database, and from its client what that had begun to save.
 """
 
 from __future__ import annotations
