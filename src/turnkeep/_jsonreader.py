@@ -94,6 +94,7 @@ def _nothing(_: object) -> None:
 
 
 VALUES: Final = Build(str, _number, _CONSTANTS.__getitem__, list, dict)
+NAMES: Final = Build(str, str, _CONSTANTS.__getitem__, list, dict)
 CANONICAL: Final = Build(quote, _canonical_number, str, lambda items: f"[{','.join(items)}]", _canonical_object)
 CHECK: Final = Build(_nothing, _nothing, _nothing, _nothing, _nothing)
 

@@ -25,6 +25,7 @@ from turnkeep._jsonreader import (
     CANONICAL,
     CHECK,
     MAX_DEPTH,
+    NAMES,
     SPACE,
     TOO_DEEP,
     VALUES,
@@ -36,7 +37,7 @@ from turnkeep._jsonreader import (
 )
 from turnkeep.errors import UnreadableError, UnstorableError
 
-__all__ = ["MAX_DEPTH", "MAX_MESSAGE_BYTES", "RawJSON", "decode", "digest", "encode", "encode_list"]
+__all__ = ["MAX_DEPTH", "MAX_MESSAGE_BYTES", "RawJSON", "decode", "decode_names", "digest", "encode", "encode_list"]
 
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 
@@ -109,6 +110,14 @@ def decode(text: str, path: str) -> Any:
         return Reader(text, path, VALUES, UnreadableError).read()
 
 
+def decode_names(text: str) -> Any:
+    """The value of stored JSON text with each number as its text: for its strings, which can always be read."""
+    try:
+        return _names_from_text(text)
+    except RecursionError:  # the stack is nearly used up
+        return Reader(text, "text", NAMES, UnreadableError).read()
+
+
 def digest(value: object, path: str = "value", *, max_bytes: int = MAX_MESSAGE_BYTES) -> bytes:
     """32 bytes, equal for equal JSON values and for no others.
 
@@ -154,6 +163,7 @@ def _no_constant(token: str) -> NoReturn:
 _to_text: Final = _writer(sort_keys=False)
 _to_sorted_text: Final = _writer(sort_keys=True)
 _is_json: Final = JSONDecoder(parse_constant=_no_constant).decode
+_names_from_text: Final = JSONDecoder(parse_int=str, parse_float=str).decode
 _from_text: Final = JSONDecoder(parse_constant=_no_constant, parse_float=finite).decode
 # Only for text known to be JSON. Infinity is left to the encoder that comes next: it refuses it.
 _from_text_unique: Final = JSONDecoder(object_pairs_hook=_unique).decode

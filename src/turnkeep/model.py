@@ -87,10 +87,15 @@ class PendingCall:
     @property
     def call_id(self) -> str | None:
         """The provider's id of the call, if it has one. Providers reuse ids: it identifies nothing by itself."""
-        return call_id_of(self.call)
+        return call_id_of(self._readable)
+
+    @cached_property
+    def _readable(self) -> Any:
+        """The call with its numbers as text, so that none is too large to be read: for its id and its name."""
+        return jsontext.decode_names(self.tool_calls_text)[self.index]
 
     def __str__(self) -> str:
-        call = self.call if isinstance(self.call, dict) else {}
+        call = self._readable if isinstance(self._readable, dict) else {}
         function = call.get("function")
         name = call.get("name") or (function.get("name") if isinstance(function, dict) else None) or "call"
         return f"{name} ({self.call_id or 'no id'}) of turn {self.turn_index}.{self.sub_step}"

@@ -32,6 +32,8 @@ def database(dsn: str | None = None, environ: Mapping[str, str] = os.environ) ->
 
 def check_schema_name(schema: str) -> str:
     """Return a schema's name if Postgres takes it as it is."""
-    if not schema or "\0" in schema or len(schema.encode()) > 63 or schema.startswith("pg_"):
-        raise ConfigurationError(f"schema {schema!r}: a name of 1 to 63 bytes that does not begin with pg_ is needed")
+    if not schema or "\0" in schema or "$$" in schema or len(schema.encode()) > 63 or schema.startswith("pg_"):
+        raise ConfigurationError(
+            f"schema {schema!r}: a name of 1 to 63 bytes, without $$ and not beginning with pg_, is needed"
+        )
     return schema

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 import uuid
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -129,9 +132,80 @@ async def test_what_cannot_be_forked_is_said(store: AsyncStore) -> None:
         await store.fork("c", name="main")
 
 
-async def test_a_key_means_its_turn_on_a_fork_too(store: AsyncStore) -> None:
+async def test_a_key_of_another_branch_begins_nothing_here(store: AsyncStore) -> None:
     main = await store.conversation("c")
     await main.begin_turn(user("a"), key="k")
     fork = await store.fork("c")
-    again = await fork.begin_turn(user("a"), key="k")
-    assert (again.branch, again.turn_index, again.repeated) == (0, 0, True)
+    with pytest.raises(turnkeep.KeyReusedError, match="on branch 0"):
+        await fork.begin_turn(user("a"), key="k")
+    assert (await store.restore("c", branch=1)).sub_step == 0
+
+
+async def test_a_fork_at_an_ancestors_point_keeps_the_ancestors_before_it(store: AsyncStore) -> None:
+    main = await store.conversation("c")
+    await main.begin_turn(user("a"))
+    await main.save([{"role": "assistant"}], tool_calls=[CALL])
+    first = await store.fork("c", at=(0, 1), branch=0)
+    await first.save([{"content": "n"}])
+    second = await store.fork("c", at=(0, 2), branch=1)
+    await second.save([{"content": "n2"}])
+    third = await store.fork("c", at=(0, 2), branch=2)
+    assert [call.place for call in third.pending] == [(0, 1, 0)]
+    assert await texts(store, 3) == ["a", None, "n"]
+    assert await texts(store, 3, at=(0, 1)) == ["a", None]
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_any_tree_of_forks_is_what_a_plain_model_says(store: AsyncStore, seed: int) -> None:
+    rng = random.Random(seed)
+    main = await store.conversation("c")
+    await main.begin_turn(user("0"))
+    branches = {0: main}
+    # The history of each branch: its places with the messages up to each.
+    model: dict[int, dict[tuple[int, int], list[str]]] = {0: {(0, 0): ["0"]}}
+    for number in range(1, 60):
+        source = rng.choice(list(branches))
+        if rng.random() < 0.3:
+            at = rng.choice(list(model[source]))
+            fork = await store.fork("c", branch=source, at=at)
+            branches[fork.branch] = fork
+            model[fork.branch] = {place: seen for place, seen in model[source].items() if place <= at}
+            continue
+        branch, history = branches[source], model[source]
+        seen = [*history[max(history)], str(number)]
+        message = {"content": str(number)}
+        saved = await (
+            branch.save([message], final=rng.random() < 0.3) if branch.turn_open else branch.begin_turn(message)
+        )
+        history[saved.turn_index, saved.sub_step] = seen
+    for number, history in model.items():
+        listed = [(c.turn_index, c.sub_step) for c in await store.history("c", branch=number)]
+        assert listed == sorted(history, reverse=True)
+        for place in rng.sample(list(history), min(5, len(history))):
+            assert await texts(store, number, at=place) == history[place]
+        assert await texts(store, number) == history[max(history)]
+
+
+async def test_a_fork_id_makes_one_branch_whatever_it_is_asked_to_fork(store: AsyncStore) -> None:
+    main = await store.conversation("c")
+    await turn(main, "a")
+    for _ in range(3):
+        await store.fork("c")
+    fork_id = uuid.uuid4()
+    made = await asyncio.gather(*(store.fork("c", branch=n, at=(0, 0), fork_id=fork_id) for n in range(4)))
+    assert len({branch.branch for branch in made}) == 1
+
+
+async def test_times_rise_across_a_fork_when_the_clock_is_put_back(store: AsyncStore, advance: Any, dsn: str) -> None:
+    main = await store.conversation("c")
+    await turn(main, "a")
+    advance(timedelta(seconds=-5))
+    fork = await store.fork("c")
+    await turn(fork, "b")
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("UPDATE turnkeep.conversation SET current_branch = 1")
+        row = connection.execute(
+            "SELECT branch, turn_index, sub_step FROM turnkeep.agent_checkpoints"
+            " ORDER BY turn_index DESC, created_at DESC LIMIT 1"
+        ).fetchone()
+    assert row == (1, 1, 3)

@@ -160,3 +160,40 @@ async def test_a_save_changes_no_index_of_the_branch(store: AsyncStore, dsn: str
         ).fetchone()
     assert saved == ("saved",)
     assert updates == (1, 1)
+
+
+async def test_a_lease_that_a_lease_less_write_ended_is_over_whatever_the_clock_says(
+    store: AsyncStore, advance: Advance
+) -> None:
+    runner, other = await two(store)
+    lease = await runner.claim(seconds=10)
+    advance(timedelta(seconds=11))
+    await other.save([ANSWER])
+    assert await runner.release() is False
+    assert (await store.restore("c")).status == "open"
+    advance(timedelta(seconds=0))
+    zombie = await store.conversation("c")
+    zombie._lease = lease
+    with pytest.raises(turnkeep.LeaseLostError):
+        await zombie.save([ANSWER])
+    await other.save([ANSWER])
+
+
+async def test_a_late_release_leaves_a_lease_less_turn_as_it_is(store: AsyncStore, advance: Advance) -> None:
+    runner = await store.conversation("c")
+    await runner.claim(seconds=10)
+    advance(timedelta(seconds=11))
+    other = await store.conversation("c")
+    await other.begin_turn(USER)
+    assert await runner.release() is False
+    assert (await store.restore("c")).status == "open"
+
+
+@pytest.mark.parametrize(("token", "seconds"), [("0", "5"), ("7", "NULL"), ("7", "0")])
+async def test_no_language_can_claim_a_lease_that_is_none(
+    store: AsyncStore, dsn: str, token: str, seconds: str
+) -> None:
+    runner, _ = await two(store)
+    query = f"SELECT turnkeep.claim_v1(%s, 0, 'x', {token}, {seconds})"
+    with psycopg.connect(dsn) as connection, pytest.raises(psycopg.errors.InvalidParameterValue):
+        connection.execute(query.encode(), (runner.conversation_id,))

@@ -138,8 +138,13 @@ class AsyncBranch:
             outcome, branch, turn_index, _ = place
             if outcome == "key_reused":
                 raise KeyReusedError(f"{self._name}: key {key!r} has begun turn {turn_index} with another body")
+            if outcome == "taken" and branch != self.branch:
+                raise KeyReusedError(
+                    f"{self._name}: key {key!r} has begun turn {turn_index} on branch {branch}: go on there, "
+                    "or begin another turn here under another key"
+                )
             if outcome == "taken":
-                return await self._turn_again(branch, turn_index)
+                return await self._turn_again(turn_index)
             return self._advance(place, content, "input", ())
 
     async def save(
@@ -233,7 +238,7 @@ class AsyncBranch:
         return self._lease
 
     async def release(self) -> bool:
-        """Hand the lease back. An open turn is then ready for the next runner. False if it was lost already."""
+        """Hand the lease back. An open turn is then ready for the next runner. False if it was lost, or had expired."""
         lease = self._held_lease()
         self._database.check_usable()
         async with self._lock:
@@ -281,14 +286,11 @@ class AsyncBranch:
         self._take(found[1])
         return found[1]
 
-    async def _turn_again(self, branch: int, turn_index: int) -> Saved:
+    async def _turn_again(self, turn_index: int) -> Saved:
         """The newest checkpoint of a turn that its key has begun before."""
-        if branch == self.branch:
-            await self._read_head()
-        ((sub_step, phase),) = await self._database.fetch(
-            "turn_head", {**self._place, "branch": branch, "turn": turn_index}
-        )
-        return Saved(branch, turn_index, sub_step, True, phase == FINAL_PHASE)
+        await self._read_head()
+        ((sub_step, phase),) = await self._database.fetch("turn_head", {**self._place, "turn": turn_index})
+        return Saved(self.branch, turn_index, sub_step, True, phase == FINAL_PHASE)
 
     async def _first_outcome(self, write_id: uuid.UUID, phase: str) -> Saved | None:
         rows = await self._database.fetch("written", {**self._place, "write_id": write_id})

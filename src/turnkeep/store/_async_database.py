@@ -70,6 +70,7 @@ class AsyncDatabase:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
         self._healing: asyncio.Task[None] | None = None
+        self._returning: set[asyncio.Future[None]] = set()
         self._refusal: psycopg.Error | None = None
         self._pool = AsyncConnectionPool(
             conninfo,
@@ -128,7 +129,7 @@ class AsyncDatabase:
                         cursor = await connection.execute(statement, parameters or {}, binary=True)
                         return await cursor.fetchall()
                 finally:
-                    await self._pool.putconn(connection)
+                    await self._give_back(connection)
             except (PoolTimeout, TooManyRequests) as error:
                 raise self._no_connection(last) from (last or self._refusal or error)
             except PoolClosed as error:
@@ -146,6 +147,13 @@ class AsyncDatabase:
                 raise self._too_late(last) from last
             await asyncio.sleep(delay * random.uniform(0.5, 1.0))
             delay = min(delay * 2, _LONGEST_DELAY)
+
+    async def _give_back(self, connection: AsyncConnection[Any]) -> None:
+        # Shielded: cancelled in the middle of this, a call would take its connection along, and the pool end up empty.
+        returning = asyncio.ensure_future(self._pool.putconn(connection))
+        self._returning.add(returning)
+        returning.add_done_callback(self._returning.discard)
+        await asyncio.shield(returning)
 
     async def _recognise_pooler(self, connection: AsyncConnection[Any]) -> None:
         # A pooler hands out a process id of its own making; the server's is only known inside.

@@ -23,6 +23,7 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 _Applied = dict[int, tuple[str, str | None]]
 
 EMBEDDING_DIMENSIONS = 768
+_WITHOUT_VECTOR = "real[]"
 _REPEATABLE = ("schema/functions.sql", "schema/views.sql")
 _FILE = re.compile(r"^(\d{4})_(\w+)\.sql$")
 
@@ -93,7 +94,11 @@ def _transaction(conninfo: str, schema: str, timeout: float) -> Iterator[Connect
             conninfo, prepare_threshold=None, client_encoding="UTF8", connect_timeout=max(2, int(timeout))
         ) as connection:
             connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
-            connection.execute("SELECT pg_catalog.set_config('lock_timeout', %s, true)", (f"{timeout:g}s",))
+            connection.execute(
+                "SELECT pg_catalog.set_config('lock_timeout', %s, true),"
+                " pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true)",
+                (f"{timeout:g}s",),
+            )
             yield connection
     except psycopg.Error as error:
         raise translated(error, schema) from error
@@ -118,13 +123,18 @@ def _create_vector(connection: Connection) -> str | None:
     if available is None:
         return "pgvector is not on the server: have its package installed, then CREATE EXTENSION vector"
     if available[0] is not None:
-        return None
+        usable = _vector_type(connection).as_string(None) != _WITHOUT_VECTOR
+        return None if usable else "grant this role USAGE on the schema that pgvector lives in"
     try:
         with connection.transaction():
-            connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
+            connection.execute("CREATE EXTENSION IF NOT EXISTS vector SCHEMA public")
     except (psycopg.errors.UniqueViolation, psycopg.errors.DuplicateObject):
         return None  # another process was faster
-    except (psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedFile) as error:
+    except (
+        psycopg.errors.InsufficientPrivilege,
+        psycopg.errors.UndefinedFile,
+        psycopg.errors.InvalidSchemaName,
+    ) as error:
         database = connection.info.dbname
         why = error.diag.message_primary
         return f"have an administrator run CREATE EXTENSION vector in database {database} ({why})"
@@ -135,10 +145,10 @@ def _vector_type(connection: Connection) -> sql.Composable:
     """The type of an embedding: pgvector's by its full name, or an array where it is not installed."""
     row = connection.execute(
         "SELECT n.nspname FROM pg_catalog.pg_extension AS e JOIN pg_catalog.pg_namespace AS n ON n.oid = e.extnamespace"
-        " WHERE e.extname = 'vector'"
+        " WHERE e.extname = 'vector' AND pg_catalog.has_schema_privilege(n.oid, 'USAGE')"
     ).fetchone()
     if row is None:
-        return sql.SQL("real[]")
+        return sql.SQL(_WITHOUT_VECTOR)
     return sql.SQL("{}.vector({})").format(sql.Identifier(row[0]), sql.Literal(EMBEDDING_DIMENSIONS))
 
 
@@ -181,7 +191,7 @@ def _fit_embedding(connection: Connection, schema: str, vector: sql.Composable) 
     if have is None:
         connection.execute(sql.SQL("ALTER TABLE {} ADD COLUMN embedding {}").format(table, vector))
         return
-    if (have[0] == "real[]") == (vector.as_string(None) == "real[]"):
+    if (have[0] == _WITHOUT_VECTOR) == (vector.as_string(None) == _WITHOUT_VECTOR):
         return
     views = sql.SQL(", ").join(sql.Identifier(schema, name) for name in ("agent_checkpoints", "all_checkpoints"))
     connection.execute(sql.SQL("DROP VIEW IF EXISTS {}").format(views))

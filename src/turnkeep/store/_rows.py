@@ -11,6 +11,7 @@ from operator import itemgetter
 from typing import Any
 
 from turnkeep.errors import CorruptionError
+from turnkeep.jsontext import decode_names
 from turnkeep.model import Checkpoint, PendingCall
 
 # The parts of the statement, in its order.
@@ -66,6 +67,8 @@ def _checkpoint(parts: _Parts) -> Checkpoint:
     if head["phase"] is None and head["turn_index"] >= 0:
         raise CorruptionError(f"{place}: checkpoint {head['turn_index']}.{head['sub_step']} is missing")
     spans: list[int] = head["spans"] or []
+    if len(spans) % 3 or any(start >= stop for start, stop in zip(spans[1::3], spans[2::3], strict=True)):
+        raise CorruptionError(f"{place}: the spans {spans} of its messages are none")
     expected = sum(spans[2::3]) - sum(spans[1::3])
     if expected != len(parts.messages):
         raise CorruptionError(f"{place}: {expected} messages were saved, {len(parts.messages)} are there")
@@ -113,6 +116,5 @@ def _pending(open_turn: Sequence[tuple[int, int, str]], turn_index: int, branch:
 
 def issued(tool_calls: str, turn_index: int, sub_step: int, *, uncertain: bool = False) -> list[PendingCall]:
     """The calls of one checkpoint, from the text of its `tool_calls`."""
-    # Only their number is asked for here, so what Python can't hold inside a call does not matter.
-    count = len(json.loads(tool_calls, parse_int=str, parse_float=str))
+    count = len(decode_names(tool_calls))
     return [PendingCall(turn_index, sub_step, index, uncertain, tool_calls) for index in range(count)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from turnkeep.errors import InvalidInputError, UnknownToolCallError
-from turnkeep.jsontext import RawJSON, decode
+from turnkeep.jsontext import RawJSON, decode_names
 from turnkeep.model import PendingCall, call_id_of
 
 Answer = PendingCall | str | None
@@ -15,10 +15,7 @@ Answer = PendingCall | str | None
 def named(results: Sequence[object], answers: Sequence[PendingCall] | None) -> list[Answer]:
     """Give for each result what is said of its call: by `answers`, in order, or else by the result itself."""
     if answers is None:
-        return [
-            call_id_of(decode(result.text, "tool_results") if isinstance(result, RawJSON) else result)
-            for result in results
-        ]
+        return [call_id_of(decode_names(result.text) if isinstance(result, RawJSON) else result) for result in results]
     if len(answers) != len(results):
         raise InvalidInputError(
             f"answers: {len(answers)} calls for {len(results)} tool results; one for each is needed"

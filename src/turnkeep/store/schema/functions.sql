@@ -22,14 +22,14 @@ END $$;
 
 -- Spans as rows, in order.
 CREATE OR REPLACE FUNCTION {schema}.spans_of(p_spans int[])
-RETURNS TABLE (ord int, branch int, start int, stop int) LANGUAGE sql IMMUTABLE AS $$
+RETURNS TABLE (ord int, branch int, start int, stop int) LANGUAGE sql IMMUTABLE AS $$  -- no SET: it is inlined
     SELECT i / 3, p_spans[i], p_spans[i + 1], p_spans[i + 2]
     FROM pg_catalog.generate_series(1, pg_catalog.cardinality(p_spans), 3) AS i
 $$;
 
 -- A json value for reading. What jsonb can't represent never makes a query fail: the exact text stays in its table.
 -- Nor does it make a driver fail: jsonb spells 1e5000 out, and Python refuses integers of more than 4,300 digits.
-CREATE OR REPLACE FUNCTION {schema}.shown(p_value json) RETURNS jsonb LANGUAGE plpgsql IMMUTABLE STRICT AS $$
+CREATE OR REPLACE FUNCTION {schema}.shown(p_value json) RETURNS jsonb LANGUAGE plpgsql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_value jsonb;
 BEGIN
@@ -38,10 +38,14 @@ BEGIN
             pg_catalog.format('%s bytes of JSON: too large to show', pg_catalog.octet_length(p_value::text)));
     END IF;
     v_value := p_value::jsonb;
-    IF p_value::text ~ '[0-9][eE][+]?[0-9]{{4}}|[0-9]{{255}}' AND pg_catalog.jsonb_path_exists(
-        v_value, '$.** ? (@.type() == "number" && (@ >= 1e4300 || @ <= -1e4300))')
-    THEN
-        RETURN pg_catalog.jsonb_build_object('turnkeep_unrepresentable', 'a number of more than 4300 digits');
+    -- jsonb spells exponents out: a short text can become one that no query can return.
+    IF p_value::text ~ '[0-9][eE][+-]?[0-9]{{3}}|[0-9]{{255}}' THEN
+        IF pg_catalog.octet_length(v_value::text) > 33554432 THEN
+            RETURN pg_catalog.jsonb_build_object('turnkeep_unrepresentable', 'numbers too long to spell out');
+        END IF;
+        IF pg_catalog.jsonb_path_exists(v_value, '$.** ? (@.type() == "number" && (@ >= 1e4300 || @ <= -1e4300))') THEN
+            RETURN pg_catalog.jsonb_build_object('turnkeep_unrepresentable', 'a number of more than 4300 digits');
+        END IF;
     END IF;
     RETURN v_value;
 EXCEPTION WHEN OTHERS THEN
@@ -50,9 +54,10 @@ END $$;
 
 -- The messages that spans stand for, as one array.
 CREATE OR REPLACE FUNCTION {schema}.messages_of(p_conversation uuid, p_spans int[]) RETURNS jsonb
-LANGUAGE plpgsql STABLE STRICT SET enable_seqscan = off AS $$
+LANGUAGE plpgsql STABLE STRICT SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_bytes bigint;
+    v_text text;
 BEGIN
     SELECT pg_catalog.sum(m.size) INTO v_bytes
     FROM {schema}.spans_of(p_spans) AS s
@@ -62,19 +67,24 @@ BEGIN
         RETURN pg_catalog.jsonb_build_object('turnkeep_unrepresentable',
             pg_catalog.format('%s bytes of messages: too large to show', v_bytes));
     END IF;
-    RETURN (
-        SELECT coalesce(pg_catalog.jsonb_agg({schema}.shown(m.body) ORDER BY s.ord, m.position), '[]')
-        FROM {schema}.spans_of(p_spans) AS s
-        JOIN {schema}.message AS m ON m.conversation_id = p_conversation AND m.branch = s.branch
-            AND m.position >= s.start AND m.position < s.stop
-    );
+    -- By way of text: jsonb_agg takes time by the square of an object's keys, and what is too long shows here.
+    SELECT '[' || coalesce(pg_catalog.string_agg({schema}.shown(m.body)::text, ',' ORDER BY s.ord, m.position), '') || ']'
+    INTO v_text
+    FROM {schema}.spans_of(p_spans) AS s
+    JOIN {schema}.message AS m ON m.conversation_id = p_conversation AND m.branch = s.branch
+        AND m.position >= s.start AND m.position < s.stop;
+    IF pg_catalog.octet_length(v_text) > 134217728 THEN
+        RETURN pg_catalog.jsonb_build_object('turnkeep_unrepresentable',
+            pg_catalog.format('%s bytes of messages, spelled out: too large to show', pg_catalog.octet_length(v_text)));
+    END IF;
+    RETURN v_text::jsonb;
 EXCEPTION WHEN program_limit_exceeded THEN
     RETURN pg_catalog.jsonb_build_object('turnkeep_unrepresentable', SQLERRM);
 END $$;
 
 -- A message, or an array of them, as an array for reading.
 CREATE OR REPLACE FUNCTION {schema}.shown_list(p_messages json) RETURNS jsonb
-LANGUAGE plpgsql IMMUTABLE STRICT AS $$
+LANGUAGE plpgsql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF pg_catalog.json_typeof(p_messages) <> 'array' THEN
         RETURN pg_catalog.jsonb_build_array({schema}.shown(p_messages));
@@ -91,7 +101,7 @@ CREATE OR REPLACE FUNCTION {schema}.earlier_outcome(
     p_conversation uuid, p_branch int, p_write_id uuid, p_phase text, p_count int, p_messages json,
     p_tool_calls json, p_tool_results json, p_key text, p_digest bytea,
     OUT outcome text, OUT branch int, OUT turn_index int, OUT sub_step int
-) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
+) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF p_key IS NOT NULL THEN
         SELECT CASE WHEN r.digest = p_digest THEN 'taken' ELSE 'key_reused' END, r.branch, r.taken_turn
@@ -134,7 +144,7 @@ CREATE OR REPLACE FUNCTION {schema}.save_refusal(
     p_conversation uuid, p_branch int, p_token bigint, p_write_id uuid, p_phase text, p_count int, p_messages json,
     p_tool_calls json, p_tool_results json, p_key text, p_digest bytea,
     OUT outcome text, OUT branch int, OUT turn_index int, OUT sub_step int, OUT lease_until timestamptz
-) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
+) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_now timestamptz := {schema}.clock();
 BEGIN
@@ -168,7 +178,7 @@ CREATE OR REPLACE FUNCTION {schema}.save_v1(
     p_tool_calls json DEFAULT NULL, p_tool_results json DEFAULT NULL, p_answers int[] DEFAULT NULL,
     p_state json DEFAULT NULL, p_key text DEFAULT NULL, p_digest bytea DEFAULT NULL,
     OUT outcome text, OUT branch int, OUT turn_index int, OUT sub_step int, OUT lease_until timestamptz
-) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
+) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_now timestamptz := {schema}.clock();
     v_start int;
@@ -176,6 +186,12 @@ DECLARE
     v_created timestamptz;
     v_rows int;
 BEGIN
+    IF p_count < 0 OR json_typeof(p_tool_calls) <> 'array' OR json_typeof(p_tool_results) <> 'array'
+        OR cardinality(p_answers) % 3 <> 0
+    THEN
+        RAISE EXCEPTION 'p_count is not negative, calls and results are arrays, answers triples'
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     IF p_repeatable OR p_key IS NOT NULL THEN
         SELECT e.outcome, e.branch, e.turn_index, e.sub_step
         INTO save_v1.outcome, save_v1.branch, save_v1.turn_index, save_v1.sub_step
@@ -193,10 +209,9 @@ BEGIN
         status = CASE WHEN p_token <> 0 THEN 'running' WHEN p_phase = 'final' THEN 'idle' ELSE 'open' END,
         ready_at = NULL,
         turn_started_at = CASE WHEN p_phase = 'input' THEN v_now ELSE b.turn_started_at END,
-        lease_until = CASE
-            WHEN p_token <> 0 THEN v_now + pg_catalog.make_interval(secs => p_lease_seconds)
-            ELSE b.lease_until
-        END,
+        lease_owner = CASE WHEN p_token <> 0 THEN b.lease_owner END,  -- an expired lease is over for good
+        lease_token = p_token,
+        lease_until = CASE WHEN p_token <> 0 THEN v_now + make_interval(secs => p_lease_seconds) END,
         updated_at = greatest(v_now, b.updated_at + interval '1 microsecond')
     WHERE b.conversation_id = p_conversation AND b.branch = p_branch
         AND b.turn_index = p_turn AND b.sub_step = p_sub_step
@@ -219,7 +234,7 @@ BEGIN
     IF p_count = 1 AND pg_catalog.json_typeof(p_messages) <> 'array' THEN
         INSERT INTO {schema}.message (conversation_id, branch, position, body, size)
         VALUES (p_conversation, p_branch, v_start, p_messages, pg_catalog.octet_length(p_messages::text));
-    ELSIF p_count > 0 THEN
+    ELSIF p_count > 0 OR p_messages IS NOT NULL THEN
         INSERT INTO {schema}.message (conversation_id, branch, position, body, size)
         SELECT p_conversation, p_branch, v_start + e.ord::int - 1, e.value,
             pg_catalog.octet_length(e.value::text)
@@ -274,7 +289,7 @@ END $$;
 
 -- A conversation and its branch 0. False if it was there.
 CREATE OR REPLACE FUNCTION {schema}.create_v1(p_conversation uuid, p_external_id text, p_agent text)
-RETURNS boolean LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
+RETURNS boolean LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_now timestamptz := {schema}.clock();
 BEGIN
@@ -292,7 +307,7 @@ END $$;
 CREATE OR REPLACE FUNCTION {schema}.fork_v1(
     p_conversation uuid, p_source int, p_turn int, p_sub_step int, p_name text, p_fork_id uuid,
     OUT outcome text, OUT branch int
-) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
+) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_now timestamptz := {schema}.clock();
     v_source {schema}.branch;
@@ -309,6 +324,7 @@ BEGIN
         outcome := 'not_found';
         RETURN;
     END IF;
+    PERFORM FROM {schema}.conversation AS v WHERE v.conversation_id = p_conversation FOR UPDATE;
     SELECT b.branch INTO fork_v1.branch FROM {schema}.branch AS b
     WHERE b.conversation_id = p_conversation AND b.fork_id = p_fork_id;
     IF FOUND THEN
@@ -323,7 +339,6 @@ BEGIN
         outcome := 'no_checkpoint';
         RETURN;
     END IF;
-    PERFORM FROM {schema}.conversation AS v WHERE v.conversation_id = p_conversation FOR UPDATE;
     PERFORM FROM {schema}.branch AS b WHERE b.conversation_id = p_conversation AND b.name = p_name;
     IF FOUND THEN
         outcome := 'name_taken';
@@ -335,12 +350,15 @@ BEGIN
     -- The ancestors before the owner, then the owner up to the fork point.
     v_cut := CASE
         WHEN v_owner = p_source THEN pg_catalog.cardinality(v_source.lineage)
-        ELSE 3 * ((pg_catalog.array_position(v_source.lineage, v_owner) - 1) / 3)
+        ELSE 3 * (
+            SELECT i FROM pg_catalog.generate_series(0, pg_catalog.cardinality(v_source.lineage) / 3 - 1) AS i
+            WHERE v_source.lineage[3 * i + 1] = v_owner)
     END;
     INSERT INTO {schema}.branch (conversation_id, branch, name, turn_index, sub_step, lineage, fork_id,
                                  turn_started_at, updated_at)
     VALUES (p_conversation, fork_v1.branch, p_name, p_turn, p_sub_step,
-            v_source.lineage[:v_cut] || ARRAY[v_owner, p_turn, p_sub_step], p_fork_id, v_now, v_now);
+            v_source.lineage[:v_cut] || ARRAY[v_owner, p_turn, p_sub_step], p_fork_id, v_now,
+            greatest(v_now, v_source.updated_at + interval '1 microsecond'));
     outcome := 'forked';
 END $$;
 
@@ -348,10 +366,13 @@ END $$;
 CREATE OR REPLACE FUNCTION {schema}.claim_v1(
     p_conversation uuid, p_branch int, p_owner text, p_token bigint, p_lease_seconds float8,
     OUT outcome text, OUT lease_until timestamptz, OUT lease_owner text
-) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
+) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_now timestamptz := {schema}.clock();
 BEGIN
+    IF p_token = 0 OR p_lease_seconds IS NULL OR p_lease_seconds <= 0 THEN
+        RAISE EXCEPTION 'a lease has a token that is not 0, and a length' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     UPDATE {schema}.branch AS b SET status = 'running', ready_at = NULL, lease_owner = p_owner, lease_token = p_token,
         lease_until = v_now + pg_catalog.make_interval(secs => p_lease_seconds),
         updated_at = greatest(v_now, b.updated_at + interval '1 microsecond')
@@ -370,7 +391,7 @@ END $$;
 -- The lease's new end, or null if the token no longer holds.
 CREATE OR REPLACE FUNCTION {schema}.renew_v1(
     p_conversation uuid, p_branch int, p_token bigint, p_lease_seconds float8
-) RETURNS timestamptz LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
+) RETURNS timestamptz LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_now timestamptz := {schema}.clock();
     v_until timestamptz;
@@ -386,13 +407,14 @@ END $$;
 
 -- Hands a lease back; a turn in progress becomes 'ready' for the next runner. False if the token no longer holds.
 CREATE OR REPLACE FUNCTION {schema}.release_v1(p_conversation uuid, p_branch int, p_token bigint)
-RETURNS boolean LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
+RETURNS boolean LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_now timestamptz := {schema}.clock();
     v_branch {schema}.branch;
 BEGIN
     SELECT b.* INTO v_branch FROM {schema}.branch AS b
-    WHERE b.conversation_id = p_conversation AND b.branch = p_branch AND b.lease_token = p_token FOR UPDATE;
+    WHERE b.conversation_id = p_conversation AND b.branch = p_branch AND b.lease_token = p_token
+        AND b.lease_until > v_now FOR UPDATE;
     IF NOT FOUND OR p_token = 0 THEN
         RETURN false;
     END IF;

@@ -3,7 +3,7 @@
 
 -- A state for reading: an object also says its sub-step.
 CREATE OR REPLACE FUNCTION {schema}.shown_state(p_state json, p_sub_step int) RETURNS jsonb
-LANGUAGE plpgsql IMMUTABLE AS $$
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_state jsonb := coalesce({schema}.shown(p_state), '{{}}');
 BEGIN

@@ -2,12 +2,12 @@
 
 -- name: server
 -- The server, the database and the role, as this connection has them.
-SELECT current_setting('server_version_num')::int AS version_number, current_setting('server_version') AS version,
-    pg_catalog.pg_backend_pid() AS backend_pid, current_setting('server_encoding') AS encoding,
-    current_setting('fsync', true) AS fsync, current_setting('full_page_writes', true) AS full_page_writes,
-    current_setting('synchronous_commit', true) AS synchronous_commit,
-    pg_catalog.pg_is_in_recovery() AS in_recovery, current_setting('transaction_read_only') AS read_only,
-    current_user::text AS role_name, pg_catalog.current_database()::text AS database_name,
+SELECT pg_catalog.current_setting('server_version_num')::pg_catalog.int4 AS version_number, pg_catalog.current_setting('server_version') AS version,
+    pg_catalog.pg_backend_pid() AS backend_pid, pg_catalog.current_setting('server_encoding') AS encoding,
+    pg_catalog.current_setting('fsync', true) AS fsync, pg_catalog.current_setting('full_page_writes', true) AS full_page_writes,
+    pg_catalog.current_setting('synchronous_commit', true) AS synchronous_commit,
+    pg_catalog.pg_is_in_recovery() AS in_recovery, pg_catalog.current_setting('transaction_read_only') AS read_only,
+    current_user::pg_catalog.text AS role_name, pg_catalog.current_database()::pg_catalog.text AS database_name,
     pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE') AS may_create,
     EXISTS (SELECT FROM pg_catalog.pg_available_extensions AS e WHERE e.name = 'vector') AS vector_available
 
@@ -20,17 +20,17 @@ SELECT
 SELECT pg_catalog.has_schema_privilege(n.oid, 'USAGE') AS may_use,
     ARRAY(SELECT p.privilege || ' on ' || c.relname
         FROM pg_catalog.pg_class AS c
-        CROSS JOIN unnest(CASE
+        CROSS JOIN pg_catalog.unnest(CASE
             WHEN c.relkind = 'v' OR c.relname = 'migration' THEN ARRAY['SELECT']
             ELSE ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE'] END) WITH ORDINALITY AS p (privilege, ord)
         WHERE c.relnamespace = n.oid AND c.relkind IN ('r', 'p', 'v')
             AND NOT pg_catalog.has_table_privilege(c.oid, p.privilege)
         ORDER BY c.relname, p.ord) AS missing_on_tables,
-    ARRAY(SELECT DISTINCT f.proname::text
+    ARRAY(SELECT DISTINCT f.proname::pg_catalog.text
         FROM pg_catalog.pg_proc AS f
         WHERE f.pronamespace = n.oid AND NOT pg_catalog.has_function_privilege(f.oid, 'EXECUTE')
         ORDER BY 1) AS missing_on_functions,
-    ARRAY(SELECT i.relname::text
+    ARRAY(SELECT i.relname::pg_catalog.text
         FROM pg_catalog.pg_index AS x
         JOIN pg_catalog.pg_class AS i ON i.oid = x.indexrelid
         WHERE i.relnamespace = n.oid AND NOT (x.indisvalid AND x.indisready)
@@ -40,9 +40,9 @@ WHERE n.nspname = %(schema)s
 
 -- name: leases
 -- Branches that are running, by whether their lease is live, and those in the middle of a turn without one.
-SELECT count(*) FILTER (WHERE b.status = 'running' AND b.lease_until > t.now) AS live,
-    count(*) FILTER (WHERE b.status = 'running' AND (b.lease_until IS NULL OR b.lease_until <= t.now)) AS expired,
-    count(*) FILTER (WHERE c.phase <> 'final' AND (b.lease_until IS NULL OR b.lease_until <= t.now)) AS interrupted
+SELECT pg_catalog.count(*) FILTER (WHERE b.status = 'running' AND b.lease_until > t.now) AS live,
+    pg_catalog.count(*) FILTER (WHERE b.status = 'running' AND (b.lease_until IS NULL OR b.lease_until <= t.now)) AS expired,
+    pg_catalog.count(*) FILTER (WHERE c.phase <> 'final' AND (b.lease_until IS NULL OR b.lease_until <= t.now)) AS interrupted
 FROM (SELECT {schema}.clock() AS now OFFSET 0) AS t
 CROSS JOIN {schema}.branch AS b
 LEFT JOIN {schema}.checkpoint AS c ON c.conversation_id = b.conversation_id AND c.turn_index = b.turn_index

@@ -2,7 +2,7 @@
 
 -- name: revision
 -- The newest numbered migration.
-SELECT max(m.number) FROM {schema}.migration AS m
+SELECT pg_catalog.max(m.number) FROM {schema}.migration AS m
 
 -- name: save
 -- One sub-step: messages and a checkpoint, or the first outcome of the same write.
@@ -55,8 +55,10 @@ WITH wanted AS (
         b.name, b.lineage, b.status, b.lease_owner, b.lease_until, coalesce(w.turn, b.turn_index) AS turn_index,
         coalesce(w.sub_step, b.sub_step) AS sub_step,
         w.turn IS NOT NULL AND (w.turn, w.sub_step) <> (b.turn_index, b.sub_step) AS earlier
-    FROM unnest(%(conversations)s::uuid[], %(branches)s::int[], %(turns)s::int[], %(sub_steps)s::int[])
-        WITH ORDINALITY AS w (conversation_id, branch, turn, sub_step, item)
+    FROM ROWS FROM (
+            pg_catalog.unnest(%(conversations)s::pg_catalog.uuid[]), pg_catalog.unnest(%(branches)s::pg_catalog.int4[]),
+            pg_catalog.unnest(%(turns)s::pg_catalog.int4[]), pg_catalog.unnest(%(sub_steps)s::pg_catalog.int4[])
+        ) WITH ORDINALITY AS w (conversation_id, branch, turn, sub_step, item)
     JOIN {schema}.conversation AS v ON v.conversation_id = w.conversation_id
     JOIN {schema}.branch AS b ON b.conversation_id = w.conversation_id
         AND b.branch = coalesce(w.branch, v.current_branch)
@@ -68,30 +70,30 @@ WITH wanted AS (
         AND c.sub_step = w.sub_step
         AND c.branch = {schema}.owner_of(w.branch, w.lineage, w.turn_index, w.sub_step)
 )
-SELECT h.item::int, 0 AS part, 0 AS ord, 0 AS position, json_build_object(
+SELECT h.item::pg_catalog.int4, 0 AS part, 0 AS ord, 0 AS position, pg_catalog.json_build_object(
     'conversation_id', h.conversation_id, 'external_id', h.external_id, 'conversation_agent', h.conversation_agent,
     'current_branch', h.current_branch, 'branch', h.branch, 'name', h.name, 'status', h.status,
     'lease_owner', h.lease_owner, 'lease_until', h.lease_until, 'turn_index', h.turn_index,
     'sub_step', h.sub_step, 'head_branch', h.head_branch, 'phase', h.phase, 'agent_id', h.agent_id,
     'earlier', h.earlier, 'created_at', h.created_at, 'write_id', h.write_id, 'spans', h.spans,
-    'parent', ARRAY[h.parent_turn_index, h.parent_sub_step, h.parent_branch])::text AS content
+    'parent', ARRAY[h.parent_turn_index, h.parent_sub_step, h.parent_branch])::pg_catalog.text AS content
 FROM head AS h
 UNION ALL
-SELECT h.item::int, 1, 0, 0, h.state::text FROM head AS h WHERE h.state IS NOT NULL
+SELECT h.item::pg_catalog.int4, 1, 0, 0, h.state::pg_catalog.text FROM head AS h WHERE h.state IS NOT NULL
 UNION ALL
-SELECT h.item::int, 2, 0, 0, h.tool_calls::text FROM head AS h WHERE h.tool_calls IS NOT NULL
+SELECT h.item::pg_catalog.int4, 2, 0, 0, h.tool_calls::pg_catalog.text FROM head AS h WHERE h.tool_calls IS NOT NULL
 UNION ALL
-SELECT h.item::int, 3, 0, 0, h.tool_results::text FROM head AS h WHERE h.tool_results IS NOT NULL
+SELECT h.item::pg_catalog.int4, 3, 0, 0, h.tool_results::pg_catalog.text FROM head AS h WHERE h.tool_results IS NOT NULL
 UNION ALL
-SELECT h.item::int, 4, c.sub_step, c.branch,
-    coalesce(c.answers::text, '') || E'\n' || coalesce(c.tool_calls::text, '')
+SELECT h.item::pg_catalog.int4, 4, c.sub_step, c.branch,
+    coalesce(c.answers::pg_catalog.text, '') || E'\n' || coalesce(c.tool_calls::pg_catalog.text, '')
 FROM head AS h
 JOIN {schema}.checkpoint AS c ON c.conversation_id = h.conversation_id AND c.turn_index = h.turn_index
     AND c.sub_step <= h.sub_step
     AND c.branch = {schema}.owner_of(h.branch, h.lineage, c.turn_index, c.sub_step)
 WHERE h.phase <> 'final' AND (c.tool_calls IS NOT NULL OR c.answers IS NOT NULL)
 UNION ALL
-SELECT h.item::int, 5, s.ord, m.position, m.body::text
+SELECT h.item::pg_catalog.int4, 5, s.ord, m.position, m.body::pg_catalog.text
 FROM head AS h
 CROSS JOIN LATERAL {schema}.spans_of(h.spans) AS s
 JOIN {schema}.message AS m ON m.conversation_id = h.conversation_id AND m.branch = s.branch
@@ -109,7 +111,7 @@ JOIN {schema}.checkpoint AS c ON c.conversation_id = b.conversation_id AND c.tur
 WHERE b.status IN ('open', 'running', 'ready')
     AND (b.lease_until IS NULL OR b.lease_until <= {schema}.clock())
     AND c.phase <> 'final'
-    AND (%(agent)s::text IS NULL OR v.agent_id = %(agent)s)
+    AND (%(agent)s::pg_catalog.text IS NULL OR v.agent_id = %(agent)s)
     AND (b.conversation_id, b.branch) > (%(after_conversation)s, %(after_branch)s)
 ORDER BY b.conversation_id, b.branch
 LIMIT %(limit)s
@@ -120,9 +122,9 @@ SELECT v.conversation_id, v.external_id, v.agent_id, v.created_at, b.branch, b.n
     b.turn_started_at, b.updated_at, b.lease_owner, b.lease_until
 FROM {schema}.branch AS b
 JOIN {schema}.conversation AS v ON v.conversation_id = b.conversation_id AND v.current_branch = b.branch
-WHERE (%(agent)s::text IS NULL OR v.agent_id = %(agent)s)
-    AND (%(before_time)s::timestamptz IS NULL
-        OR (b.turn_started_at, b.conversation_id) < (%(before_time)s, %(before_conversation)s::uuid))
+WHERE (%(agent)s::pg_catalog.text IS NULL OR v.agent_id = %(agent)s)
+    AND (%(before_time)s::pg_catalog.timestamptz IS NULL
+        OR (b.turn_started_at, b.conversation_id) < (%(before_time)s, %(before_conversation)s::pg_catalog.uuid))
 ORDER BY b.turn_started_at DESC, b.conversation_id DESC
 LIMIT %(limit)s
 
@@ -135,9 +137,9 @@ ORDER BY v.conversation_id LIMIT 2
 -- name: history
 -- A branch's checkpoints, newest first, without their content.
 SELECT c.branch, c.turn_index, c.sub_step, c.phase, c.agent_id, c.created_at, c.write_id,
-    coalesce((SELECT sum(s.stop - s.start) FROM {schema}.spans_of(c.spans) AS s), 0)::int AS messages,
-    coalesce(json_array_length(c.tool_calls), 0) AS tool_calls,
-    coalesce(json_array_length(c.tool_results), 0) AS tool_results
+    coalesce((SELECT pg_catalog.sum(s.stop - s.start) FROM {schema}.spans_of(c.spans) AS s), 0)::pg_catalog.int4 AS messages,
+    CASE pg_catalog.json_typeof(c.tool_calls) WHEN 'array' THEN pg_catalog.json_array_length(c.tool_calls) ELSE 0 END,
+    CASE pg_catalog.json_typeof(c.tool_results) WHEN 'array' THEN pg_catalog.json_array_length(c.tool_results) ELSE 0 END
 FROM {schema}.conversation AS v
 JOIN {schema}.branch AS b ON b.conversation_id = v.conversation_id
     AND b.branch = coalesce(%(branch)s, v.current_branch)
@@ -147,6 +149,6 @@ JOIN {schema}.checkpoint AS c ON c.conversation_id = b.conversation_id
         ELSE c.branch = {schema}.owner_of(b.branch, b.lineage, c.turn_index, c.sub_step)
     END
 WHERE v.conversation_id = %(conversation)s
-    AND (%(before_turn)s::int IS NULL OR (c.turn_index, c.sub_step) < (%(before_turn)s, %(before_sub_step)s))
+    AND (%(before_turn)s::pg_catalog.int4 IS NULL OR (c.turn_index, c.sub_step) < (%(before_turn)s, %(before_sub_step)s))
 ORDER BY c.turn_index DESC, c.sub_step DESC
 LIMIT %(limit)s
