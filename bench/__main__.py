@@ -46,6 +46,7 @@ async def measure(conninfo: str, console: Console) -> list[Finding]:
         for finding in found:
             console.print(f"{finding.what}: {finding.ratio:.2f} ({finding.detail})", highlight=False)
 
+    report(keeping.importing())
     report(await writing.direct(new_database(conninfo)))
     report(await writing.late(new_database(conninfo)))
     with PgBouncer(new_database(conninfo), pool_size=4) as pooler:
@@ -54,7 +55,6 @@ async def measure(conninfo: str, console: Console) -> list[Finding]:
     report(await writing.under_snapshot(new_database(conninfo)))
     report(*await keeping.storage_and_log(new_database(conninfo)))
     report(await keeping.restoring(new_database(conninfo)))
-    report(keeping.importing())
     report(*await writing.full_snapshots(new_database(conninfo)))
     return findings
 

@@ -16,7 +16,7 @@ from bench.scene import FLOOR_INSERT, Finding, Step, conversation, interleaved, 
 
 WORDS = 220
 ROUNDS = 1500
-WARM_UP = 200
+WARM_UP = 400
 
 
 class Saver:
@@ -33,8 +33,10 @@ class Saver:
         await self._branch.begin_turn(message(20, 0))
 
     async def save(self) -> None:
-        assert self._branch is not None
         self._count += 1
+        if self._count % 200 == 0:
+            await self.prepare()
+        assert self._branch is not None
         await self._branch.save([self._message], state={"step_count": self._count})
 
 

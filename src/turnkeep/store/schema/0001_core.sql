@@ -43,6 +43,8 @@ CREATE INDEX branch_running ON {schema}.branch (conversation_id) WHERE status = 
 CREATE INDEX branch_open ON {schema}.branch (conversation_id) WHERE status = 'open';
 CREATE INDEX branch_newest ON {schema}.branch (turn_started_at DESC, conversation_id DESC);
 
+-- Three rows of up to 2,700 bytes fill a page: they stay in it as they are. Longer ones are compressed, and moved out
+-- if that does not help.
 CREATE TABLE {schema}.message (
     conversation_id uuid NOT NULL,
     branch int NOT NULL,
@@ -50,7 +52,7 @@ CREATE TABLE {schema}.message (
     body json NOT NULL,
     size int NOT NULL,
     PRIMARY KEY (conversation_id, branch, position)
-);
+) WITH (toast_tuple_target = 2700);
 
 -- spans: (branch, start, stop) triples, half-open. answers: for each element of tool_results the call
 -- it settles, as (turn_index, sub_step, index in tool_calls) triples.
@@ -74,7 +76,7 @@ CREATE TABLE {schema}.checkpoint (
     state json,
     PRIMARY KEY (conversation_id, turn_index, sub_step, branch)
 );
-CREATE INDEX checkpoint_agent ON {schema}.checkpoint (agent_id, conversation_id);
+CREATE INDEX checkpoint_agent ON {schema}.checkpoint (agent_id);
 
 -- A user message accepted under an idempotency key. body is null where the turn it opened holds it.
 CREATE TABLE {schema}.request (
