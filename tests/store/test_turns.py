@@ -372,3 +372,12 @@ async def test_arguments_of_the_wrong_kind_are_named(store: AsyncStore, dsn: str
     for setting in ({"pool_size": 0}, {"pool_size": "x"}, {"timeout": None}, {"timeout": -1}):
         with pytest.raises(turnkeep.InvalidInputError, match=next(iter(setting))):
             turnkeep.open(dsn, **setting)
+
+
+async def test_a_write_too_large_to_compare_is_known_by_its_id(store: AsyncStore) -> None:
+    branch = await store.conversation("c")
+    await branch.begin_turn(USER)
+    large = [{"content": "x" * 15_000_000}] * 5
+    write_id = uuid.uuid4()
+    await branch.save(large, write_id=write_id)
+    assert (await branch.save(large, write_id=write_id)).repeated

@@ -90,7 +90,7 @@ BEGIN
         RETURN pg_catalog.jsonb_build_array({schema}.shown(p_messages));
     END IF;
     RETURN (
-        SELECT coalesce(pg_catalog.jsonb_agg({schema}.shown(e.value) ORDER BY e.ord), '[]')
+        SELECT ('[' || coalesce(pg_catalog.string_agg({schema}.shown(e.value)::text, ',' ORDER BY e.ord), '') || ']')::jsonb
         FROM pg_catalog.json_array_elements(p_messages) WITH ORDINALITY AS e (value, ord)
     );
 END $$;
@@ -115,10 +115,10 @@ BEGIN
             WHEN c.phase = p_phase
                 AND {schema}.shown(c.tool_calls) IS NOT DISTINCT FROM {schema}.shown(p_tool_calls)
                 AND {schema}.shown(c.tool_results) IS NOT DISTINCT FROM {schema}.shown(p_tool_results)
-                AND {schema}.messages_of(p_conversation, s.added) = CASE
-                    WHEN p_count = 0 THEN '[]'
-                    ELSE {schema}.shown_list(p_messages)
-                END
+                AND (
+                    pg_catalog.jsonb_typeof(m.shown) = 'object'  -- too large to compare
+                    OR m.shown = CASE WHEN p_count = 0 THEN '[]' ELSE {schema}.shown_list(p_messages) END
+                )
             THEN 'repeated'
             ELSE 'write_id_reused'
         END, c.branch, c.turn_index, c.sub_step
@@ -135,6 +135,7 @@ BEGIN
             ELSE c.spans[pg_catalog.cardinality(c.spans) - 2:]
         END AS added
     ) AS s
+    CROSS JOIN LATERAL (SELECT {schema}.messages_of(p_conversation, s.added) AS shown) AS m
     WHERE c.conversation_id = p_conversation AND c.branch = p_branch AND c.write_id = p_write_id
     ORDER BY c.turn_index DESC, c.sub_step DESC LIMIT 1;
 END $$;
