@@ -11,7 +11,7 @@ Limits: `MAX_DEPTH` nested arrays and objects, `MAX_MESSAGE_BYTES` of UTF-8.
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import InitVar, dataclass, is_dataclass
 from enum import Enum
 from hashlib import sha256
@@ -37,7 +37,7 @@ from turnkeep._jsonreader import (
 )
 from turnkeep.errors import UnreadableError, UnstorableError
 
-__all__ = ["MAX_DEPTH", "MAX_MESSAGE_BYTES", "RawJSON", "decode", "decode_names", "digest", "encode", "encode_list"]
+__all__ = ["MAX_DEPTH", "MAX_MESSAGE_BYTES", "RawJSON", "decode", "decode_names", "digest", "encode"]
 
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 
@@ -90,12 +90,6 @@ def encode(value: object, path: str, *, max_bytes: int = MAX_MESSAGE_BYTES) -> s
         pass  # NaN, too long an integer, a lone surrogate, too little stack: the other half tells which
     text = _write(value, path, max_bytes)
     return text if len(text.encode()) <= max_bytes else _refuse_size(path, max_bytes)
-
-
-def encode_list(values: Sequence[object], path: str, *, max_bytes: int = MAX_MESSAGE_BYTES) -> str:
-    """One JSON array of the values, each as `encode` gives it; `max_bytes` limits each one (G3)."""
-    items = [encode(value, f"{path}[{i}]", max_bytes=max_bytes) for i, value in enumerate(values)]
-    return f"[{','.join(items)}]"
 
 
 def decode(text: str, path: str) -> Any:

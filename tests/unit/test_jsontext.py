@@ -22,7 +22,7 @@ from hypothesis import given
 from tests.unit.json_values import quick, strict, values
 from turnkeep import _jsonreader, jsontext
 from turnkeep.errors import UnreadableError, UnstorableError
-from turnkeep.jsontext import MAX_DEPTH, RawJSON, decode, digest, encode, encode_list
+from turnkeep.jsontext import MAX_DEPTH, RawJSON, decode, digest, encode
 
 CORPUS = sorted((Path(__file__).parent.parent / "corpus").glob("*.json"))
 
@@ -128,13 +128,13 @@ def test_both_halves_say_the_same(value: object) -> None:
 def test_list_of_messages_keeps_the_text_of_each() -> None:
     raw = RawJSON(' {"a" : 1.10,\r\n "a":2} ')
     assert raw.text == '{"a" : 1.10,\r\n "a":2}'
-    assert encode_list([raw, {"x": raw}, 3], "messages") == f'[{raw.text},{{"x":{raw.text}}},3]'
-    assert encode_list([], "messages") == "[]"
+    assert encode([raw, {"x": raw}, 3], "messages") == f'[{raw.text},{{"x":{raw.text}}},3]'
+    assert encode([], "messages") == "[]"
     with pytest.raises(UnstorableError) as caught:
-        encode_list([{}, {"a": [b""]}], "messages")
+        encode([{}, {"a": [b""]}], "messages")
     assert caught.value.path == 'messages[1]["a"][0]'
     with pytest.raises(UnstorableError, match="larger") as caught:
-        encode_list([1, "x" * 20], "messages", max_bytes=10)
+        encode("x" * 20, "messages[1]", max_bytes=10)
     assert caught.value.path == "messages[1]"
 
 
