@@ -1,11 +1,13 @@
 """Agent conversations that survive `kill -9`, in the Postgres you already run."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from turnkeep._version import VERSION
 from turnkeep.errors import (
     ConfigurationError,
     ConflictError,
+    ConversationEndedError,
     CorruptionError,
     DatabaseError,
     EmbeddedError,
@@ -18,11 +20,14 @@ from turnkeep.errors import (
     PendingCallsError,
     PermissionDeniedError,
     PoolExhaustedError,
+    ReplyTimeoutError,
     SchemaError,
+    TurnFailedError,
     TurnkeepError,
     TurnNotOpenError,
     TurnOpenError,
     UnavailableError,
+    UncertainOutcomeError,
     UnknownToolCallError,
     UnreadableError,
     UnstorableError,
@@ -35,24 +40,30 @@ from turnkeep.model import (
     ConversationSummary,
     Lease,
     PendingCall,
+    Posted,
+    Reply,
     Saved,
     conversation_uuid,
 )
-from turnkeep.store import UNCHANGED, AsyncBranch, AsyncStore, open
+from turnkeep.store import UNCHANGED, AsyncBranch, AsyncStore, AsyncTransaction, open
 
 if TYPE_CHECKING:
+    from turnkeep.runner import Agent, ToolContext, Worker, tool
     from turnkeep.store import migrate
 
 __version__ = VERSION
 
 __all__ = [
     "UNCHANGED",
+    "Agent",
     "AsyncBranch",
     "AsyncStore",
+    "AsyncTransaction",
     "Checkpoint",
     "CheckpointSummary",
     "ConfigurationError",
     "ConflictError",
+    "ConversationEndedError",
     "ConversationSummary",
     "CorruptionError",
     "DatabaseError",
@@ -68,26 +79,36 @@ __all__ = [
     "PendingCallsError",
     "PermissionDeniedError",
     "PoolExhaustedError",
+    "Posted",
     "RawJSON",
+    "Reply",
+    "ReplyTimeoutError",
     "Saved",
     "SchemaError",
+    "ToolContext",
+    "TurnFailedError",
     "TurnNotOpenError",
     "TurnOpenError",
     "TurnkeepError",
     "UnavailableError",
+    "UncertainOutcomeError",
     "UnknownToolCallError",
     "UnreadableError",
     "UnstorableError",
     "UsageError",
+    "Worker",
     "conversation_uuid",
     "migrate",
     "open",
+    "tool",
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name == "migrate":
-        from turnkeep.store import migrate
+_LATER = {"Agent": "runner", "ToolContext": "runner", "Worker": "runner", "migrate": "store", "tool": "runner"}
 
-        return migrate
+
+def __getattr__(name: str) -> Any:
+    """Load what many processes never need when it is first asked for."""
+    if name in _LATER:
+        return getattr(importlib.import_module(f"turnkeep.{_LATER[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

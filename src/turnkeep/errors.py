@@ -12,7 +12,11 @@ Catch `TurnkeepError` for all of them::
     ├── ConflictError              another writer has extended the branch; nothing was written (G2)
     │   ├── KeyReusedError         an idempotency key came again with another body (G4)
     │   ├── TurnOpenError          a turn is open where a new one was to begin: `pending`
-    │   └── TurnNotOpenError       a save where no turn is open
+    │   ├── TurnNotOpenError       a save where no turn is open
+    │   └── ConversationEndedError the conversation has been ended or archived
+    ├── TurnFailedError            a turn has stopped, and waits to be resumed: `failure`
+    ├── ReplyTimeoutError          a request has no reply yet
+    ├── UncertainOutcomeError      a transaction was ended by something else than its save
     ├── LeaseError
     │   ├── LeaseHeldError         somebody else's lease is live; nothing was written (G5)
     │   └── LeaseLostError         this lease has been lost or has expired; nothing was written (G5)
@@ -29,8 +33,8 @@ Catch `TurnkeepError` for all of them::
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from turnkeep.model import PendingCall
@@ -99,6 +103,32 @@ class TurnOpenError(_NamesPendingCalls, ConflictError):
 
 class TurnNotOpenError(ConflictError):
     """A save where no turn is open: begin one first."""
+
+
+class ConversationEndedError(ConflictError):
+    """The conversation has been ended or archived; nothing was written."""
+
+
+class TurnFailedError(TurnkeepError):
+    """A turn has stopped for the reason in `failure`, a JSON object with `type` and `message`.
+
+    Nothing of it is lost: `AsyncStore.resume` lets it go on.
+    """
+
+    def __init__(self, message: str, failure: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message, failure)
+        self.failure = failure or {}
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class ReplyTimeoutError(TurnkeepError):
+    """A request had no reply when the time was over. It is still there: wait again."""
+
+
+class UncertainOutcomeError(TurnkeepError):
+    """A transaction was ended by something else than its save: whether its effects stand is not known (G6)."""
 
 
 class LeaseError(TurnkeepError):

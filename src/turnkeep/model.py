@@ -63,14 +63,16 @@ def check_text(text: object, name: str, max_characters: int) -> str:
 class PendingCall:
     """A tool call that has no result yet, known by where it was issued and never by the provider's id.
 
-    `index` is its place in `tool_calls` of the checkpoint at (`turn_index`, `sub_step`), whose text is
-    `tool_calls_text`. `uncertain` is true on a branch forked after the call was issued: whether it ran is
-    for the branch that issued it to know.
+    `index` is its place in `tool_calls` of the checkpoint at (`turn_index`, `sub_step`) of `branch`, whose text is
+    `tool_calls_text`. `attempts` is how often it was marked as started. `uncertain` is true on a branch forked after
+    the call was issued: whether it ran is for the branch that issued it to know.
     """
 
     turn_index: int
     sub_step: int
     index: int
+    branch: int
+    attempts: int
     uncertain: bool
     tool_calls_text: str = field(repr=False)
 
@@ -214,6 +216,34 @@ class Saved:
     sub_step: int
     repeated: bool
     final: bool
+
+
+@dataclass(frozen=True)
+class Posted:
+    """A request that is durable now (G1). `repeated` is true where its key had been posted before (G4)."""
+
+    conversation_id: uuid.UUID
+    branch: int
+    key: str
+    repeated: bool
+
+
+@dataclass(frozen=True)
+class Reply:
+    """How the turn of a request ended: `checkpoint` is its last one."""
+
+    key: str
+    checkpoint: Checkpoint
+
+    @property
+    def message(self) -> Any:
+        """The message the turn ended with."""
+        return self.checkpoint.messages[-1]
+
+    @property
+    def content(self) -> Any:
+        """What that message says, as its `content` has it."""
+        return self.message.get("content")
 
 
 @dataclass(frozen=True)

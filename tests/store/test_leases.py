@@ -194,6 +194,6 @@ async def test_no_language_can_claim_a_lease_that_is_none(
     store: AsyncStore, dsn: str, token: str, seconds: str
 ) -> None:
     runner, _ = await two(store)
-    query = f"SELECT turnkeep.claim_v1(%s, 0, 'x', {token}, {seconds})"
+    query = f"SELECT turnkeep.claim_v1(%s, 0, 'x', {token}, {seconds}, false)"
     with psycopg.connect(dsn) as connection, pytest.raises(psycopg.errors.InvalidParameterValue):
         connection.execute(query.encode(), (runner.conversation_id,))

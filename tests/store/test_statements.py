@@ -31,7 +31,7 @@ def test_each_statement_can_be_prepared(dsn: str, file: str, name: str) -> None:
 
 @pytest.mark.parametrize(("file", "name"), NAMES)
 def test_each_statement_has_one_caller(file: str, name: str) -> None:
-    assert len(re.findall(rf'fetch\(\s*"{name}"', SOURCES)) == 1
+    assert len(re.findall(rf'(?:fetch|statement)\(\s*"{name}"', SOURCES)) == 1
 
 
 async def test_no_statement_or_function_depends_on_the_search_path(dsn: str) -> None:

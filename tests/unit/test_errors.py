@@ -11,7 +11,7 @@ from turnkeep import errors
 from turnkeep.errors import TurnkeepError
 from turnkeep.model import PendingCall
 
-CALL = PendingCall(0, 1, 0, False, '[{"id": "a"}]')
+CALL = PendingCall(0, 1, 0, 0, 0, False, '[{"id": "a"}]')
 PUBLIC = {
     name: value
     for name, value in vars(errors).items()

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from turnkeep.store._async_branch import AsyncBranch
 from turnkeep.store._async_store import AsyncStore, open
+from turnkeep.store._async_transaction import AsyncTransaction
 from turnkeep.store._writes import UNCHANGED, Message
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ __all__ = [
     "UNCHANGED",
     "AsyncBranch",
     "AsyncStore",
+    "AsyncTransaction",
     "Message",
     "Migration",
     "SchemaStatus",

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 
 from turnkeep.errors import InvalidInputError
+from turnkeep.model import check_text
 
 MAX_PAGE = 1000
+_MAX_KEY_CHARACTERS = 500
 _LARGEST = 2**31 - 1
 _LONGEST_LEASE = 86_400.0
 
@@ -25,6 +27,11 @@ def place(at: object, name: str) -> tuple[int | None, int | None]:
     return _whole(at[0], f"{name}[0]", -1), _whole(at[1], f"{name}[1]", 0)
 
 
+def check_key(key: object) -> str:
+    """Return an idempotency key."""
+    return check_text(key, "key", _MAX_KEY_CHARACTERS)
+
+
 def page(limit: object) -> int:
     """Return the size of a page."""
     if _whole(limit, "limit", 1) > MAX_PAGE:
@@ -35,6 +42,11 @@ def page(limit: object) -> int:
 def lease_seconds(seconds: object) -> float:
     """Return the length of a lease."""
     return _number(seconds, "seconds", _LONGEST_LEASE)
+
+
+def delay_seconds(seconds: object) -> float:
+    """Return a time to wait, which may be 0."""
+    return 0.0 if seconds == 0 else _number(seconds, "delay", _LONGEST_LEASE)
 
 
 def timeout_seconds(seconds: object) -> float:

@@ -7,8 +7,9 @@ import os
 import secrets
 import socket
 import uuid
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, cast
 
@@ -28,6 +29,7 @@ from turnkeep.jsontext import decode
 from turnkeep.model import FINAL_PHASE, Checkpoint, Lease, PendingCall, Saved, check_text
 from turnkeep.store import _arguments, _rows, _tool_calls, _writes
 from turnkeep.store._async_database import AsyncDatabase
+from turnkeep.store._async_transaction import AsyncTransaction
 from turnkeep.store._writes import UNCHANGED, Content, Message
 
 Wanted = tuple[uuid.UUID, int | None, int | None, int | None]
@@ -36,8 +38,20 @@ Wanted = tuple[uuid.UUID, int | None, int | None, int | None]
 Place = tuple[str, int, int, int]
 """What a write came to: outcome, branch, turn_index, sub_step."""
 
-_MAX_KEY_CHARACTERS = 500
+Fetch = Callable[[str, Mapping[str, Any]], Awaitable[list[tuple[Any, ...]]]]
+"""Something that runs the statement of a name with its parameters, and gives the rows."""
+
 _MAX_OWNER_CHARACTERS = 200
+
+
+@dataclass(frozen=True)
+class PreparedSave:
+    """A save that is encoded and not yet sent. `named` says of each result which call it answers."""
+
+    content: Content
+    phase: str
+    named: tuple[_tool_calls.Answer, ...]
+    write_id: uuid.UUID | None
 
 
 async def read_checkpoints(database: AsyncDatabase, wanted: Sequence[Wanted]) -> dict[int, Checkpoint]:
@@ -48,6 +62,33 @@ async def read_checkpoints(database: AsyncDatabase, wanted: Sequence[Wanted]) ->
         {"conversations": conversations, "branches": branches, "turns": turns, "sub_steps": sub_steps},
     )
     return _rows.checkpoints(rows)
+
+
+def lease_terms(owner: str | None, seconds: float) -> tuple[str, float]:
+    """Check what a lease is asked for with; the owner is by default host and process id."""
+    name = f"{socket.gethostname()}:{os.getpid()}" if owner is None else owner
+    return check_text(name, "owner", _MAX_OWNER_CHARACTERS), _arguments.lease_seconds(seconds)
+
+
+async def take_lease(
+    database: AsyncDatabase, conversation_id: uuid.UUID, branch: int, owner: str, seconds: float, *, waiting: bool
+) -> Lease | str:
+    """Take a lease under a new token, or say what stands in the way."""
+    token = secrets.randbits(62) + 1
+    ((outcome, until, held_by),) = await database.fetch(
+        "claim",
+        {
+            "conversation": conversation_id,
+            "branch": branch,
+            "owner": owner,
+            "token": token,
+            "lease_seconds": seconds,
+            "waiting": waiting,
+        },
+    )
+    if outcome == "claimed":
+        return Lease(owner, token, seconds, until)
+    return f"{held_by} holds a lease until {until:%H:%M:%S.%f %Z}" if outcome == "lease_held" else str(outcome)
 
 
 class AsyncBranch:
@@ -119,7 +160,7 @@ class AsyncBranch:
         """
         messages: list[Message] = [*message] if isinstance(message, list | tuple) else [cast("Message", message)]
         if key is not None:
-            check_text(key, "key", _MAX_KEY_CHARACTERS)
+            _arguments.check_key(key)
         if not messages:
             raise InvalidInputError("message: a turn begins with at least one message")
         content = _writes.content(messages, None, None, state)
@@ -127,7 +168,9 @@ class AsyncBranch:
         self._database.check_usable()
         async with self._lock:
             try:
-                place = await self._write(content, "input", write_id, key=key, digest=digest)
+                place = await self._write(
+                    content, "input", write_id, key=key, digest=digest, fetch=self._database.fetch
+                )
             except TurnOpenError as error:
                 names = ", ".join(map(str, self._pending)) or "none"
                 raise TurnOpenError(
@@ -137,10 +180,12 @@ class AsyncBranch:
                 ) from error
             outcome, branch, turn_index, _ = place
             if outcome == "key_reused":
-                raise KeyReusedError(f"{self._name}: key {key!r} has begun turn {turn_index} with another body")
+                what = "was posted" if turn_index is None else f"has begun turn {turn_index}"
+                raise KeyReusedError(f"{self._name}: key {key!r} {what} with another body")
             if outcome == "taken" and branch != self.branch:
+                what = "was posted" if turn_index is None else f"has begun turn {turn_index}"
                 raise KeyReusedError(
-                    f"{self._name}: key {key!r} has begun turn {turn_index} on branch {branch}: go on there, "
+                    f"{self._name}: key {key!r} {what} on branch {branch}: go on there, "
                     "or begin another turn here under another key"
                 )
             if outcome == "taken":
@@ -169,17 +214,35 @@ class AsyncBranch:
         Raises `UnstorableError` before anything else happens (G3), `ConflictError` if another writer was
         faster (G2), `LeaseHeldError` or `LeaseLostError` (G5), `TurnNotOpenError`.
         """
+        prepared = self.prepared(messages, tool_calls, tool_results, answers, state, final, write_id)
+        self._database.check_usable()
+        return await self.perform(prepared, self._database.fetch)
+
+    def prepared(
+        self,
+        messages: Sequence[Message],
+        tool_calls: Sequence[object] | None,
+        tool_results: Sequence[object] | None,
+        answers: Sequence[PendingCall] | None,
+        state: object,
+        final: bool,
+        write_id: uuid.UUID | None,
+    ) -> PreparedSave:
+        """Encode a save, without any I/O."""
         content = _writes.content(messages, tool_calls, tool_results, state)
         phase = FINAL_PHASE if final else _phase(content)
-        named = _tool_calls.named(tool_results or (), answers)
-        self._database.check_usable()
+        return PreparedSave(content, phase, tuple(_tool_calls.named(tool_results or (), answers)), write_id)
+
+    async def perform(self, save: PreparedSave, fetch: Fetch) -> Saved:
+        """Make a save by means of `fetch`; when that has returned, the handle goes on from there."""
+        final = save.phase == FINAL_PHASE
         async with self._lock:
             issued: list[PendingCall] = []
-            if content.tool_calls is not None:
-                issued = _rows.issued(content.tool_calls, self.turn_index, self.sub_step + 1)
+            if save.content.tool_calls is not None:
+                issued = _rows.issued(save.content.tool_calls, self.turn_index, self.sub_step + 1, self.branch)
             pending = (*self._pending, *issued)
             try:
-                answered = _tool_calls.answered(named, pending)
+                answered = _tool_calls.answered(save.named, pending)
                 open_calls = tuple(call for call in pending if call not in answered)
                 if final and open_calls:
                     names = ", ".join(map(str, open_calls))
@@ -190,13 +253,79 @@ class AsyncBranch:
                     )
             except (PendingCallsError, UnknownToolCallError):
                 # A retry from another handle: what it answers may have been answered by its first try.
-                if write_id is not None and (first := await self._first_outcome(write_id, phase)) is not None:
+                if save.write_id is not None and (first := await self.first_outcome(save.write_id, save.phase)):
                     return first
                 raise
-            place = await self._write(
-                content, phase, write_id, answers=[number for call in answered for number in call.place]
+            answers = [number for call in answered for number in call.place]
+            place = await self._write(save.content, save.phase, save.write_id, answers=answers, fetch=fetch)
+            return self._advance(place, save.content, save.phase, open_calls)
+
+    async def mark_started(self, calls: Sequence[PendingCall], *, write_id: uuid.UUID | None = None) -> Saved:
+        """Write down that these pending calls are about to run, before they do.
+
+        After a crash `attempts` of a call tells whether it can have run. Raises what `save` raises.
+        """
+        content = _writes.content((), None, None, UNCHANGED)
+        self._database.check_usable()
+        async with self._lock:
+            if not calls or any(call.place not in [one.place for one in self._pending] for call in calls):
+                names = ", ".join(map(str, self._pending)) or "none"
+                raise UnknownToolCallError(f"calls: pending are {names}, and at least one of them is needed", calls)
+            places = [call.place for call in calls]
+            numbers = [number for one in places for number in one]
+            place = await self._write(content, "started", write_id, answers=numbers, fetch=self._database.fetch)
+            pending = tuple(
+                replace(call, attempts=call.attempts + 1) if call.place in places else call for call in self._pending
             )
-            return self._advance(place, content, phase, open_calls)
+            return self._advance(place, content, "started", pending)
+
+    async def take_request(self, *, state: object = UNCHANGED) -> Saved | None:
+        """Begin the next turn with the oldest request that waits on this branch, or give None where none does.
+
+        The turn is begun and the request taken in one statement (G1). Raises what `begin_turn` raises.
+        """
+        content = _writes.content((), None, None, state)
+        self._database.check_usable()
+        lease = self._lease
+        async with self._lock:
+            ((outcome, turn_index, sub_step, lease_until, _, body),) = await self._database.fetch(
+                "take",
+                {
+                    **self._head,
+                    "token": lease.token if lease else 0,
+                    "lease_seconds": lease.seconds if lease else 0.0,
+                    "write_id": uuid.uuid4(),
+                    "agent": self.agent_id,
+                    "state": content.state,
+                },
+            )
+            if outcome == "none":
+                return None
+            self._refuse(outcome, turn_index, sub_step, lease_until)
+            if lease is not None and outcome == "saved":
+                self._lease = replace(lease, until=lease_until)
+            if body.startswith("{"):
+                content.messages.append(body)
+                return self._advance((outcome, self.branch, turn_index, sub_step), content, "input", ())
+            await self._read_head()
+            return Saved(self.branch, turn_index, sub_step, outcome == "repeated", False)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[AsyncTransaction]:
+        """Open a transaction whose effects commit together with a save, or not at all (G6)::
+
+            async with branch.transaction() as transaction:
+                await transaction.connection.execute("UPDATE account SET …")
+                await transaction.save([message], tool_results=[…])
+
+        It takes one of the store's connections (`pool_size`) while it is open. Without a `save` it rolls back.
+        """
+        transaction = AsyncTransaction(self, self._database)
+        await transaction.begin()
+        try:
+            yield transaction
+        finally:
+            await transaction.close()
 
     async def refresh(self) -> Checkpoint:
         """Read the head again and go on from there. Gives the checkpoint, with its messages."""
@@ -210,21 +339,26 @@ class AsyncBranch:
         `seconds` is how long it lives after each write or `renew()`, by the database's clock. `owner` is a name
         for people, by default host and process id. Raises `LeaseHeldError` while somebody else's is live.
         """
-        seconds = _arguments.lease_seconds(seconds)
-        owner = check_text(owner or f"{socket.gethostname()}:{os.getpid()}", "owner", _MAX_OWNER_CHARACTERS)
-        token = secrets.randbits(62) + 1
+        owner, seconds = lease_terms(owner, seconds)
         self._database.check_usable()
         async with self._lock:
-            ((outcome, until, held_by),) = await self._database.fetch(
-                "claim", {**self._place, "owner": owner, "token": token, "lease_seconds": seconds}
-            )
-            if outcome == "not_found":
+            lease = await take_lease(self._database, self.conversation_id, self.branch, owner, seconds, waiting=False)
+            if lease == "not_found":
                 raise NotFoundError(f"{self._name} is not there any more")
-            if outcome == "lease_held":
-                raise LeaseHeldError(f"{self._name}: {held_by} holds a lease until {until:%H:%M:%S.%f %Z}")
-            self._lease = Lease(owner, token, seconds, until)
+            if not isinstance(lease, Lease):
+                raise LeaseHeldError(f"{self._name}: {lease}")
+            self._lease = lease
             await self._read_head()
             return self._lease
+
+    @classmethod
+    def claimed(
+        cls, database: AsyncDatabase, checkpoint: Checkpoint, lease: Lease, agent_id: str | None = None
+    ) -> AsyncBranch:
+        """A handle that holds a lease already."""
+        branch = cls(database, checkpoint, agent_id)
+        branch._lease = lease
+        return branch
 
     async def renew(self) -> Lease:
         """Let the lease live for its full length from now. Raises `LeaseLostError` if it has not lived until now."""
@@ -234,15 +368,26 @@ class AsyncBranch:
         )
         if until is None:
             raise LeaseLostError(f"{self._name}: the lease of {lease.owner} was lost: claim it again before writing")
-        self._lease = replace(lease, until=until)
-        return self._lease
+        renewed = replace(lease, until=until)
+        if self._lease is not None and self._lease.token == lease.token:
+            self._lease = renewed
+        return renewed
 
-    async def release(self) -> bool:
-        """Hand the lease back. An open turn is then ready for the next runner. False if it was lost, or had expired."""
+    async def release(self, *, delay: float = 0.0, failure: Mapping[str, Any] | None = None) -> bool:
+        """Hand the lease back. False if it was lost, or had expired.
+
+        A branch with an open turn or a waiting request is then ready for the next worker, `delay` seconds from now.
+        With a `failure`, a JSON object with `type` and `message`, it is `failed` and waits for `AsyncStore.resume`;
+        where the type is "waiting", it waits for a person to answer its pending calls.
+        """
         lease = self._held_lease()
+        delay = _arguments.delay_seconds(delay)
+        text = None if failure is None else jsontext.encode(failure, "failure")
         self._database.check_usable()
         async with self._lock:
-            ((released,),) = await self._database.fetch("release", {**self._place, "token": lease.token})
+            ((released,),) = await self._database.fetch(
+                "release", {**self._place, "token": lease.token, "delay": delay, "failure": text}
+            )
             self._lease = None
             return bool(released)
 
@@ -253,6 +398,10 @@ class AsyncBranch:
     @property
     def _place(self) -> dict[str, Any]:
         return {"conversation": self.conversation_id, "branch": self.branch}
+
+    @property
+    def _head(self) -> dict[str, Any]:
+        return {**self._place, "turn": self.turn_index, "sub_step": self.sub_step}
 
     def _held_lease(self) -> Lease:
         if self._lease is None:
@@ -292,7 +441,8 @@ class AsyncBranch:
         ((sub_step, phase),) = await self._database.fetch("turn_head", {**self._place, "turn": turn_index})
         return Saved(self.branch, turn_index, sub_step, True, phase == FINAL_PHASE)
 
-    async def _first_outcome(self, write_id: uuid.UUID, phase: str) -> Saved | None:
+    async def first_outcome(self, write_id: uuid.UUID, phase: str) -> Saved | None:
+        """What a write of that id and phase came to on this branch, if it was made."""
         rows = await self._database.fetch("written", {**self._place, "write_id": write_id})
         for turn_index, sub_step, stored_phase in rows:
             if stored_phase == phase:
@@ -308,15 +458,14 @@ class AsyncBranch:
         answers: list[int] | None = None,
         key: str | None = None,
         digest: bytes | None = None,
+        fetch: Fetch,
     ) -> Place:
         lease = self._lease
         given = _writes.check_write_id(write_id)
-        ((outcome, branch, turn_index, sub_step, lease_until),) = await self._database.fetch(
+        ((outcome, branch, turn_index, sub_step, lease_until),) = await fetch(
             "save",
             {
-                **self._place,
-                "turn": self.turn_index,
-                "sub_step": self.sub_step,
+                **self._head,
                 "token": lease.token if lease else 0,
                 "lease_seconds": lease.seconds if lease else 0.0,
                 "write_id": given or uuid.uuid4(),

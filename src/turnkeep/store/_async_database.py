@@ -7,7 +7,7 @@ import logging
 import random
 import types
 from collections.abc import Callable, Coroutine, Generator, Mapping
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection
@@ -16,6 +16,8 @@ from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout, TooManyRe
 from turnkeep.errors import PoolExhaustedError, TurnkeepError, UnavailableError, UsageError
 from turnkeep.store._failures import Remedy, parsed, remedy_for, translated
 from turnkeep.store._statements import statements
+
+Result = TypeVar("Result")
 
 _FIRST_DELAY = 0.02
 _LONGEST_DELAY = 1.0
@@ -125,23 +127,40 @@ class AsyncDatabase:
         statement's own failure at once. A cancelled call has ended in the server when it returns, unless the
         network is gone too.
         """
+        statement = self._statements[name]
+
+        async def run(connection: AsyncConnection[Any]) -> list[tuple[Any, ...]]:
+            cursor = await connection.execute(statement, parameters or {}, binary=True)
+            return await cursor.fetchall()
+
+        return await self.attempt(run)
+
+    async def attempt(
+        self, action: Callable[[AsyncConnection[Any]], Coroutine[Any, Any, Result]], *, keep: bool = False
+    ) -> Result:
+        """Do something with a connection, again within the deadline where that can help, as `fetch` says.
+
+        With `keep` the connection is the action's when it succeeds, and goes back by `give_back`.
+        """
         self.check_usable()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.timeout
         delay = _FIRST_DELAY
-        statement = self._statements[name]
         last: psycopg.Error | None = None
         while True:
             try:
                 connection = await self._pool.getconn(deadline - loop.time())
+                kept = False
                 try:
                     if deadline - loop.time() < self.timeout * _LEAST_SHARE:
                         raise self._no_connection(last)
                     async with asyncio.timeout_at(deadline):
-                        cursor = await connection.execute(statement, parameters or {}, binary=True)
-                        return await cursor.fetchall()
+                        result = await action(connection)
+                    kept = keep
+                    return result
                 finally:
-                    await self._give_back(connection)
+                    if not kept:
+                        await self.give_back(connection)
             except (PoolTimeout, TooManyRequests) as error:
                 raise self._no_connection(last) from (last or self._refusal or error)
             except PoolClosed as error:
@@ -160,7 +179,12 @@ class AsyncDatabase:
             await asyncio.sleep(delay * random.uniform(0.5, 1.0))
             delay = min(delay * 2, _LONGEST_DELAY)
 
-    async def _give_back(self, connection: AsyncConnection[Any]) -> None:
+    def statement(self, name: str) -> bytes:
+        """The statement of that name, for a transaction."""
+        return self._statements[name]
+
+    async def give_back(self, connection: AsyncConnection[Any]) -> None:
+        """Give a connection back to the pool."""
         # Cancelled in the middle of this, a call would take its connection along, and the pool end up empty. Nearly
         # always there is no middle; else the rest is a task of its own. (A task each time: 3 % of a save.)
         giving = self._pool.putconn(connection)

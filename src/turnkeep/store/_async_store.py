@@ -4,24 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from turnkeep import settings
 from turnkeep._version import REVISION
-from turnkeep.errors import ConflictError, InvalidInputError, NotFoundError, SchemaError, UsageError
+from turnkeep.errors import (
+    ConflictError,
+    InvalidInputError,
+    LeaseHeldError,
+    NotFoundError,
+    SchemaError,
+    UsageError,
+)
 from turnkeep.model import (
     MAIN_BRANCH,
     Checkpoint,
     CheckpointSummary,
     ConversationSummary,
+    Lease,
+    Posted,
+    Reply,
     check_text,
     conversation_uuid,
 )
-from turnkeep.store import _arguments
+from turnkeep.store import _arguments, _async_requests
 from turnkeep.store._arguments import MAX_PAGE
-from turnkeep.store._async_branch import AsyncBranch, Wanted, read_checkpoints
+from turnkeep.store._async_branch import AsyncBranch, Wanted, lease_terms, read_checkpoints, take_lease
 from turnkeep.store._async_database import AsyncDatabase
+from turnkeep.store._async_requests import Body
 
 if TYPE_CHECKING:
     from turnkeep.embedded import EmbeddedPostgres
@@ -265,6 +277,87 @@ class AsyncStore:
             case "name_taken":
                 raise ConflictError(f"conversation {str(conversation)!r} has a branch named {name!r} already")
         return await self.conversation(conversation_id, agent_id=agent_id, branch=number)
+
+    async def post(
+        self,
+        conversation: Id,
+        message: Body,
+        *,
+        key: str | None = None,
+        agent_id: str | None = None,
+        branch: int | None = None,
+    ) -> Posted:
+        """Accept a message for a conversation. It is durable when this returns, and waits for a turn of its own (G1).
+
+        `message` is a user's words, a JSON object, or a list of them. The same `key` (1 to 500 characters) is
+        accepted once, from any process (G4); without one it gets a key of its own. A worker that serves the
+        conversation's agent takes it up, after those posted before. `agent_id` makes the conversation where it is
+        new. Raises `NotFoundError`, `KeyReusedError`, `ConversationEndedError`.
+        """
+        try:
+            return await _async_requests.post(self._database, conversation, message, key, branch)
+        except NotFoundError:
+            if agent_id is None or branch not in (None, MAIN_BRANCH):
+                raise
+        await self.conversation(conversation, agent_id=agent_id)
+        return await _async_requests.post(self._database, conversation, message, key, branch)
+
+    async def wait_reply(self, conversation: Id, key: str, *, seconds: float | None = None) -> Reply:
+        """Wait until the turn of a request has ended, and give its reply.
+
+        Raises `TurnFailedError` where the branch has stopped, `ReplyTimeoutError` after `seconds` (None:
+        never), `NotFoundError` where nothing was posted under `key`.
+        """
+        return await _async_requests.wait_reply(self._database, conversation, key, seconds)
+
+    async def resume(self, conversation: Id, *, branch: int | None = None) -> bool:
+        """Let workers go on with a branch that has failed, waits, was forked, or was left open by a crash.
+
+        `branch` is by default the current one. False if it has nothing left to do. Raises `LeaseHeldError` while
+        somebody runs it, `NotFoundError`.
+        """
+        ((outcome, number, owner, until),) = await self._database.fetch(
+            "resume", {"conversation": conversation_uuid(conversation), "branch": _arguments.branch_number(branch)}
+        )
+        if outcome == "not_found":
+            which = "" if branch is None else f" with a branch {branch}"
+            raise NotFoundError(f"no conversation {str(conversation)!r}{which}")
+        if outcome == "lease_held":
+            raise LeaseHeldError(
+                f"conversation {str(conversation)!r}, branch {number}: {owner} is running it, under a lease until "
+                f"{until:%H:%M:%S.%f %Z}"
+            )
+        return bool(outcome == "ready")
+
+    async def claim_waiting(
+        self, agents: Sequence[str], *, limit: int, owner: str | None = None, seconds: float = 15.0
+    ) -> list[AsyncBranch]:
+        """Take leases on up to `limit` branches of these agents that wait for a worker, the longest waiting first.
+
+        A branch waits when it is ready, or when its worker has let its lease expire. One whose worker has died five
+        times in a row without progress is failed instead. `owner` and `seconds` are `AsyncBranch.claim`'s (G5).
+        """
+        owner, seconds = lease_terms(owner, seconds)
+        parameters = {"agents": [*agents], "limit": _arguments.page(limit)}
+        waiting = await self._database.fetch("expired", parameters)
+        if len(waiting) < limit:
+            waiting += await self._database.fetch("ready", parameters)
+        leases: list[Lease] = []
+        places: list[Wanted] = []
+        for conversation_id, number in waiting[:limit]:
+            lease = await take_lease(self._database, conversation_id, number, owner, seconds, waiting=True)
+            if isinstance(lease, Lease):
+                leases.append(lease)
+                places.append((conversation_id, number, None, None))
+        if not places:
+            return []
+        found = await read_checkpoints(self._database, places)
+        return [AsyncBranch.claimed(self._database, found[i], lease) for i, lease in enumerate(leases, 1) if i in found]
+
+    async def busy(self, agents: Sequence[str]) -> bool:
+        """Whether anything of these agents is ready, or being run."""
+        ((busy,),) = await self._database.fetch("busy", {"agents": [*agents]})
+        return bool(busy)
 
     async def find(self, reference: str) -> uuid.UUID:
         """Give the conversation meant by a text id, a UUID, or the first 4 or more digits of one.

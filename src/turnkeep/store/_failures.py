@@ -12,6 +12,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from turnkeep.errors import (
     ConfigurationError,
+    ConversationEndedError,
     DatabaseError,
     PermissionDeniedError,
     SchemaError,
@@ -104,6 +105,8 @@ def translated(error: psycopg.Error, schema: str) -> TurnkeepError:
             return TurnOpenError("a turn is open on this branch: go on with it, or end it, before a new one begins")
         case "TK002":
             return TurnNotOpenError("no turn is open on this branch: call begin_turn first")
+        case "TK003":
+            return ConversationEndedError("this conversation has been ended or archived: it takes no more requests")
         case "3F000" | "42P01" | "42883":
             which = "" if schema == DEFAULT_SCHEMA else f" --schema {shlex.quote(schema)}"
             return SchemaError(

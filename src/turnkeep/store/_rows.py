@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
@@ -101,20 +102,28 @@ def _time(text: str | None) -> datetime | None:
 
 
 def _pending(open_turn: Sequence[tuple[int, int, str]], turn_index: int, branch: int) -> tuple[PendingCall, ...]:
-    """The calls of a turn minus those its checkpoints answer. Content is the answers, a line break, the calls."""
+    """The calls of a turn minus those its checkpoints answer.
+
+    Content is places, a line break, calls; a plus before the places says that those calls were started.
+    """
     pending: dict[tuple[int, int, int], PendingCall] = {}
     for sub_step, issuer, content in open_turn:
-        answers, _, tool_calls = content.partition("\n")
+        numbers_text, _, tool_calls = content.partition("\n")
         if tool_calls:
-            for call in issued(tool_calls, turn_index, sub_step, uncertain=issuer != branch):
+            for call in issued(tool_calls, turn_index, sub_step, issuer, uncertain=issuer != branch):
                 pending[call.place] = call
-        numbers = [int(number) for number in answers.strip("{}").split(",") if number]
+        numbers = [int(number) for number in numbers_text.strip("+{}").split(",") if number]
         for place in zip(numbers[0::3], numbers[1::3], numbers[2::3], strict=True):
-            pending.pop(place, None)
+            if numbers_text.startswith("+"):
+                pending[place] = replace(pending[place], attempts=pending[place].attempts + 1)
+            else:
+                pending.pop(place, None)
     return tuple(pending.values())
 
 
-def issued(tool_calls: str, turn_index: int, sub_step: int, *, uncertain: bool = False) -> list[PendingCall]:
+def issued(
+    tool_calls: str, turn_index: int, sub_step: int, branch: int, *, uncertain: bool = False
+) -> list[PendingCall]:
     """The calls of one checkpoint, from the text of its `tool_calls`."""
     count = len(decode_names(tool_calls))
-    return [PendingCall(turn_index, sub_step, index, uncertain, tool_calls) for index in range(count)]
+    return [PendingCall(turn_index, sub_step, index, branch, 0, uncertain, tool_calls) for index in range(count)]

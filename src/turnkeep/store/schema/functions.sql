@@ -104,10 +104,13 @@ CREATE OR REPLACE FUNCTION {schema}.earlier_outcome(
 ) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF p_key IS NOT NULL THEN
-        SELECT CASE WHEN r.digest = p_digest THEN 'taken' ELSE 'key_reused' END, r.branch, r.taken_turn
+        SELECT CASE
+            WHEN r.digest <> p_digest THEN 'key_reused'
+            WHEN r.taken_turn IS NOT NULL OR r.branch <> p_branch THEN 'taken'
+        END, r.branch, r.taken_turn
         INTO earlier_outcome.outcome, earlier_outcome.branch, earlier_outcome.turn_index
         FROM {schema}.request AS r WHERE r.conversation_id = p_conversation AND r.key = p_key;
-        IF FOUND THEN
+        IF outcome IS NOT NULL THEN
             RETURN;
         END IF;
     END IF;
@@ -168,11 +171,29 @@ BEGIN
     END IF;
 END $$;
 
+-- Whether a request waits on a branch.
+CREATE OR REPLACE FUNCTION {schema}.request_waits(p_conversation uuid, p_branch int) RETURNS boolean
+LANGUAGE sql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
+    SELECT EXISTS (
+        SELECT FROM {schema}.request AS r
+        WHERE r.conversation_id = p_conversation AND r.branch = p_branch AND r.taken_turn IS NULL)
+$$;
+
+-- Whether the turn at a head goes on.
+CREATE OR REPLACE FUNCTION {schema}.turn_is_open(
+    p_conversation uuid, p_branch int, p_lineage int[], p_turn int, p_sub_step int
+) RETURNS boolean LANGUAGE sql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
+    SELECT EXISTS (
+        SELECT FROM {schema}.checkpoint AS c
+        WHERE c.conversation_id = p_conversation AND c.turn_index = p_turn AND c.sub_step = p_sub_step
+            AND c.branch = {schema}.owner_of(p_branch, p_lineage, p_turn, p_sub_step) AND c.phase <> 'final')
+$$;
+
 -- One save: a checkpoint and its messages, durable when the call returns.
 -- (p_turn, p_sub_step) is the head the caller has seen. A p_phase of 'input' opens the next turn, under p_key if
 -- there is one; 'final' ends the turn. p_messages is an array of p_count messages, or the only one itself.
--- A null p_state means unchanged. p_repeatable says that the caller may have sent p_write_id before.
--- Nothing is written unless outcome is 'saved'. What runs at every save is kept short: each expression costs.
+-- 'started' writes down that the calls of p_answers are about to run. A null p_state means unchanged. p_repeatable says
+-- that the caller may have sent p_write_id before. Nothing is written unless outcome is 'saved'. What runs at every save is kept short: each expression costs.
 CREATE OR REPLACE FUNCTION {schema}.save_v1(
     p_conversation uuid, p_branch int, p_turn int, p_sub_step int, p_token bigint, p_lease_seconds float8,
     p_write_id uuid, p_repeatable boolean, p_phase text, p_agent text, p_count int, p_messages json,
@@ -209,6 +230,8 @@ BEGIN
         next_position = b.next_position + p_count,
         status = CASE WHEN p_token <> 0 THEN 'running' WHEN p_phase = 'final' THEN 'idle' ELSE 'open' END,
         ready_at = NULL,
+        attempts = CASE WHEN p_phase = 'started' THEN b.attempts ELSE 0 END,
+        failure = NULL,
         turn_started_at = CASE WHEN p_phase = 'input' THEN v_now ELSE b.turn_started_at END,
         lease_owner = CASE WHEN p_token <> 0 THEN b.lease_owner END,  -- an expired lease is over for good
         lease_token = p_token,
@@ -277,7 +300,8 @@ BEGIN
     IF p_key IS NOT NULL THEN
         INSERT INTO {schema}.request (conversation_id, key, branch, digest, received_at, taken_turn)
         VALUES (p_conversation, p_key, p_branch, p_digest, v_now, save_v1.turn_index)
-        ON CONFLICT DO NOTHING;
+        ON CONFLICT (conversation_id, key) DO UPDATE SET taken_turn = excluded.taken_turn
+        WHERE request.taken_turn IS NULL AND request.branch = excluded.branch AND request.digest = excluded.digest;
         IF NOT FOUND THEN
             RAISE EXCEPTION 'the key was taken meanwhile' USING ERRCODE = 'serialization_failure';
         END IF;
@@ -285,7 +309,92 @@ BEGIN
         INSERT INTO {schema}.document (conversation_id, branch, turn_index, next_try_at)
         VALUES (p_conversation, p_branch, p_turn, v_now)
         ON CONFLICT DO NOTHING;
+        IF p_token = 0 THEN
+            UPDATE {schema}.branch AS b SET status = 'ready', ready_at = v_now
+            WHERE b.conversation_id = p_conversation AND b.branch = p_branch
+                AND {schema}.request_waits(p_conversation, p_branch);
+        END IF;
     END IF;
+END $$;
+
+-- Begins the next turn with the oldest request that waits on the branch. 'none' where there is none, and nothing is
+-- written; the other outcomes are save_v1's. The same p_write_id gives the same turn again.
+CREATE OR REPLACE FUNCTION {schema}.take_v1(
+    p_conversation uuid, p_branch int, p_turn int, p_sub_step int, p_token bigint, p_lease_seconds float8,
+    p_write_id uuid, p_agent text, p_state json,
+    OUT outcome text, OUT turn_index int, OUT sub_step int, OUT lease_until timestamptz, OUT key text, OUT body json
+) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_request {schema}.request;
+BEGIN
+    SELECT 'repeated', c.turn_index, c.sub_step, r.key, r.body
+    INTO take_v1.outcome, take_v1.turn_index, take_v1.sub_step, take_v1.key, take_v1.body
+    FROM {schema}.checkpoint AS c
+    JOIN {schema}.request AS r ON r.conversation_id = c.conversation_id AND r.branch = c.branch
+        AND r.taken_turn = c.turn_index
+    WHERE c.conversation_id = p_conversation AND c.turn_index = p_turn + 1 AND c.sub_step = 0 AND c.branch = p_branch
+        AND c.write_id = p_write_id;
+    IF FOUND THEN
+        RETURN;
+    END IF;
+    SELECT r.* INTO v_request FROM {schema}.request AS r
+    WHERE r.conversation_id = p_conversation AND r.branch = p_branch AND r.taken_turn IS NULL
+    ORDER BY r.number LIMIT 1;
+    IF NOT FOUND THEN
+        outcome := 'none';
+        RETURN;
+    END IF;
+    key := v_request.key;
+    body := v_request.body;
+    SELECT s.outcome, s.turn_index, s.sub_step, s.lease_until
+    INTO take_v1.outcome, take_v1.turn_index, take_v1.sub_step, take_v1.lease_until
+    FROM {schema}.save_v1(
+        p_conversation, p_branch, p_turn, p_sub_step, p_token, p_lease_seconds, p_write_id, false, 'input', p_agent,
+        CASE json_typeof(body) WHEN 'array' THEN json_array_length(body) ELSE 1 END, body,
+        NULL, NULL, NULL, p_state, key, v_request.digest) AS s;
+END $$;
+
+-- Accepts a message under a key: it waits for a turn of its own. p_branch null: the current branch. The branch row
+-- first, then the request: the other order would lose the wake-up against a turn's end.
+CREATE OR REPLACE FUNCTION {schema}.post_v1(
+    p_conversation uuid, p_branch int, p_key text, p_body json, p_digest bytea, OUT outcome text, OUT branch int
+) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_now timestamptz := {schema}.clock();
+BEGIN
+    IF p_key IS NULL OR p_body IS NULL OR p_digest IS NULL OR json_typeof(p_body) NOT IN ('object', 'array') THEN
+        RAISE EXCEPTION 'a request has a key, a digest, and one message or an array of them'
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    SELECT CASE WHEN r.digest = p_digest THEN 'repeated' ELSE 'key_reused' END, r.branch
+    INTO post_v1.outcome, post_v1.branch
+    FROM {schema}.request AS r WHERE r.conversation_id = p_conversation AND r.key = p_key;
+    IF FOUND THEN
+        RETURN;
+    END IF;
+    SELECT coalesce(p_branch, v.current_branch) INTO post_v1.branch
+    FROM {schema}.conversation AS v WHERE v.conversation_id = p_conversation;
+    UPDATE {schema}.branch AS b SET
+        status = CASE b.status WHEN 'idle' THEN 'ready' ELSE b.status END,
+        ready_at = CASE b.status WHEN 'idle' THEN v_now ELSE b.ready_at END,
+        updated_at = greatest(v_now, b.updated_at + interval '1 microsecond')
+    WHERE b.conversation_id = p_conversation AND b.branch = post_v1.branch;
+    IF NOT FOUND THEN
+        outcome := 'not_found';
+        RETURN;
+    END IF;
+    PERFORM FROM {schema}.conversation AS v
+    WHERE v.conversation_id = p_conversation AND v.ended_at IS NULL AND v.archived_at IS NULL;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'the conversation has ended' USING ERRCODE = 'TK003';
+    END IF;
+    INSERT INTO {schema}.request (conversation_id, key, branch, body, digest, received_at)
+    VALUES (p_conversation, p_key, post_v1.branch, p_body, p_digest, v_now)
+    ON CONFLICT DO NOTHING;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'the key was posted meanwhile' USING ERRCODE = 'serialization_failure';
+    END IF;
+    outcome := 'posted';
 END $$;
 
 -- A conversation and its branch 0. False if it was there.
@@ -363,30 +472,47 @@ BEGIN
     outcome := 'forked';
 END $$;
 
--- A lease for p_token on a branch where none is live. The same token again renews it.
+-- A lease for p_token on a branch where none is live. The same token again renews it. With p_waiting only where a
+-- worker is waited for: the branch is ready by now, or its worker's lease has expired. A worker that dies without
+-- progress counts as an attempt; after the fifth the branch is failed.
 CREATE OR REPLACE FUNCTION {schema}.claim_v1(
-    p_conversation uuid, p_branch int, p_owner text, p_token bigint, p_lease_seconds float8,
+    p_conversation uuid, p_branch int, p_owner text, p_token bigint, p_lease_seconds float8, p_waiting boolean,
     OUT outcome text, OUT lease_until timestamptz, OUT lease_owner text
 ) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_now timestamptz := {schema}.clock();
+    v_attempts int;
 BEGIN
     IF p_token = 0 OR p_lease_seconds IS NULL OR p_lease_seconds <= 0 THEN
         RAISE EXCEPTION 'a lease has a token that is not 0, and a length' USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    UPDATE {schema}.branch AS b SET status = 'running', ready_at = NULL, lease_owner = p_owner, lease_token = p_token,
+    UPDATE {schema}.branch AS b SET status = 'running', ready_at = NULL, not_before = NULL,
+        attempts = b.attempts + CASE WHEN p_waiting AND b.status = 'running' AND b.lease_token <> p_token THEN 1 ELSE 0 END,
+        lease_owner = p_owner, lease_token = p_token,
         lease_until = v_now + pg_catalog.make_interval(secs => p_lease_seconds),
         updated_at = greatest(v_now, b.updated_at + interval '1 microsecond')
     WHERE b.conversation_id = p_conversation AND b.branch = p_branch
         AND (b.lease_until IS NULL OR b.lease_until <= v_now OR b.lease_token = p_token)
-    RETURNING b.lease_until, b.lease_owner INTO claim_v1.lease_until, claim_v1.lease_owner;
-    IF FOUND THEN
+        AND (NOT p_waiting OR b.status = 'running' OR b.status = 'ready' AND b.ready_at <= v_now)
+    RETURNING b.lease_until, b.lease_owner, b.attempts
+    INTO claim_v1.lease_until, claim_v1.lease_owner, v_attempts;
+    IF v_attempts >= 5 AND p_waiting THEN
+        UPDATE {schema}.branch AS b SET status = 'failed', lease_owner = NULL, lease_token = 0, lease_until = NULL,
+            failure = pg_catalog.json_build_object('type', 'worker_died', 'message', pg_catalog.format(
+                'its worker has died %s times in a row without getting any further', v_attempts))
+        WHERE b.conversation_id = p_conversation AND b.branch = p_branch;
+        outcome := 'failed';
+        RETURN;
+    END IF;
+    IF v_attempts IS NOT NULL THEN
         outcome := 'claimed';
         RETURN;
     END IF;
-    SELECT b.lease_until, b.lease_owner INTO claim_v1.lease_until, claim_v1.lease_owner
+    SELECT b.lease_until, b.lease_owner,
+        CASE WHEN b.lease_until > v_now THEN 'lease_held' ELSE 'not_waiting' END
+    INTO claim_v1.lease_until, claim_v1.lease_owner, outcome
     FROM {schema}.branch AS b WHERE b.conversation_id = p_conversation AND b.branch = p_branch;
-    outcome := CASE WHEN FOUND THEN 'lease_held' ELSE 'not_found' END;
+    outcome := coalesce(outcome, 'not_found');
 END $$;
 
 -- The lease's new end, or null if the token no longer holds.
@@ -406,12 +532,15 @@ BEGIN
     RETURN v_until;
 END $$;
 
--- Hands a lease back; a turn in progress becomes 'ready' for the next runner. False if the token no longer holds.
-CREATE OR REPLACE FUNCTION {schema}.release_v1(p_conversation uuid, p_branch int, p_token bigint)
-RETURNS boolean LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
+-- Hands a lease back. A branch with work left becomes 'ready' for the next runner, in p_delay seconds. With p_failure
+-- it becomes 'failed', or 'waiting' for a person where that is its type. False if the token no longer holds.
+CREATE OR REPLACE FUNCTION {schema}.release_v1(
+    p_conversation uuid, p_branch int, p_token bigint, p_delay float8, p_failure json
+) RETURNS boolean LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_now timestamptz := {schema}.clock();
     v_branch {schema}.branch;
+    v_work boolean;
 BEGIN
     SELECT b.* INTO v_branch FROM {schema}.branch AS b
     WHERE b.conversation_id = p_conversation AND b.branch = p_branch AND b.lease_token = p_token
@@ -419,14 +548,52 @@ BEGIN
     IF NOT FOUND OR p_token = 0 THEN
         RETURN false;
     END IF;
-    PERFORM FROM {schema}.checkpoint AS c
-    WHERE c.conversation_id = p_conversation AND c.turn_index = v_branch.turn_index
-        AND c.sub_step = v_branch.sub_step AND c.phase <> 'final'
-        AND c.branch = {schema}.owner_of(p_branch, v_branch.lineage, v_branch.turn_index, v_branch.sub_step);
-    UPDATE {schema}.branch AS b SET lease_owner = NULL, lease_token = 0, lease_until = NULL,
+    v_work := {schema}.request_waits(p_conversation, p_branch)
+        OR {schema}.turn_is_open(p_conversation, p_branch, v_branch.lineage, v_branch.turn_index, v_branch.sub_step);
+    UPDATE {schema}.branch AS b SET lease_owner = NULL, lease_token = 0, lease_until = NULL, attempts = 0,
         updated_at = greatest(v_now, b.updated_at + interval '1 microsecond'),
-        status = CASE WHEN FOUND THEN 'ready' ELSE 'idle' END,
-        ready_at = CASE WHEN FOUND THEN v_now END
+        failure = p_failure,
+        status = CASE
+            WHEN p_failure ->> 'type' = 'waiting' THEN 'waiting'
+            WHEN p_failure IS NOT NULL THEN 'failed'
+            WHEN v_work THEN 'ready'
+            ELSE 'idle'
+        END,
+        ready_at = CASE WHEN v_work AND p_failure IS NULL THEN v_now + pg_catalog.make_interval(secs => p_delay) END,
+        not_before = CASE
+            WHEN v_work AND p_failure IS NULL AND p_delay > 0 THEN v_now + pg_catalog.make_interval(secs => p_delay)
+        END
     WHERE b.conversation_id = p_conversation AND b.branch = p_branch;
     RETURN true;
+END $$;
+
+-- Gives a branch that is stopped to the workers: 'ready' where it has work left, else 'idle'.
+CREATE OR REPLACE FUNCTION {schema}.resume_v1(
+    p_conversation uuid, p_branch int, OUT outcome text, OUT branch int, OUT lease_owner text, OUT lease_until timestamptz
+) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_now timestamptz := {schema}.clock();
+    v_branch {schema}.branch;
+BEGIN
+    SELECT b.* INTO v_branch FROM {schema}.branch AS b
+    WHERE b.conversation_id = p_conversation AND b.branch = coalesce(p_branch, (
+        SELECT v.current_branch FROM {schema}.conversation AS v WHERE v.conversation_id = p_conversation))
+    FOR UPDATE;
+    branch := v_branch.branch;
+    lease_owner := v_branch.lease_owner;
+    lease_until := v_branch.lease_until;
+    outcome := CASE
+        WHEN branch IS NULL THEN 'not_found'
+        WHEN lease_until > v_now THEN 'lease_held'
+        WHEN {schema}.request_waits(p_conversation, branch)
+            OR {schema}.turn_is_open(p_conversation, branch, v_branch.lineage, v_branch.turn_index, v_branch.sub_step)
+            THEN 'ready'
+        ELSE 'idle'
+    END;
+    IF outcome IN ('ready', 'idle') THEN
+        UPDATE {schema}.branch AS b SET status = outcome, ready_at = CASE outcome WHEN 'ready' THEN v_now END,
+            not_before = NULL, attempts = 0, failure = NULL, lease_owner = NULL, lease_token = 0, lease_until = NULL,
+            updated_at = greatest(v_now, b.updated_at + interval '1 microsecond')
+        WHERE b.conversation_id = p_conversation AND b.branch = v_branch.branch;
+    END IF;
 END $$;

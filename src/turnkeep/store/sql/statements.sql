@@ -18,6 +18,28 @@ FROM {schema}.checkpoint AS c
 WHERE c.conversation_id = %(conversation)s AND c.branch = %(branch)s AND c.write_id = %(write_id)s
 ORDER BY c.turn_index DESC, c.sub_step DESC LIMIT 1
 
+-- name: take
+-- The next turn, begun with the oldest request that waits.
+SELECT outcome, turn_index, sub_step, lease_until, key, body::pg_catalog.text
+FROM {schema}.take_v1(%(conversation)s, %(branch)s, %(turn)s, %(sub_step)s, %(token)s, %(lease_seconds)s, %(write_id)s,
+    %(agent)s, %(state)s)
+
+-- name: post
+-- A message accepted under a key, or found there.
+SELECT outcome, branch FROM {schema}.post_v1(%(conversation)s, %(branch)s, %(key)s, %(body)s, %(digest)s)
+
+-- name: request
+-- What has become of a request: its branch, and the newest checkpoint of its turn.
+SELECT r.branch, r.taken_turn, c.sub_step, c.phase, b.status, b.turn_index, b.failure::pg_catalog.text
+FROM {schema}.request AS r
+JOIN {schema}.branch AS b ON b.conversation_id = r.conversation_id AND b.branch = r.branch
+LEFT JOIN LATERAL (
+    SELECT t.sub_step, t.phase FROM {schema}.checkpoint AS t
+    WHERE t.conversation_id = r.conversation_id AND t.turn_index = r.taken_turn AND t.branch = r.branch
+    ORDER BY t.sub_step DESC LIMIT 1
+) AS c ON true
+WHERE r.conversation_id = %(conversation)s AND r.key = %(key)s
+
 -- name: turn_head
 -- The newest checkpoint of a turn on the branch that began it.
 SELECT c.sub_step, c.phase
@@ -34,10 +56,35 @@ SELECT {schema}.create_v1(%(conversation)s, %(external_id)s, %(agent)s)
 SELECT outcome, branch
 FROM {schema}.fork_v1(%(conversation)s, %(source)s, %(turn)s, %(sub_step)s, %(name)s, %(fork_id)s)
 
+-- name: ready
+-- Branches that wait for a worker of these agents, the longest waiting first.
+SELECT b.conversation_id, b.branch
+FROM {schema}.branch AS b
+JOIN {schema}.conversation AS v ON v.conversation_id = b.conversation_id
+WHERE b.status = 'ready' AND b.ready_at <= (SELECT {schema}.clock()) AND v.agent_id = ANY (%(agents)s)
+ORDER BY b.ready_at
+LIMIT %(limit)s
+
+-- name: expired
+-- Branches whose worker of these agents has lost its lease.
+SELECT b.conversation_id, b.branch
+FROM {schema}.branch AS b
+JOIN {schema}.conversation AS v ON v.conversation_id = b.conversation_id
+WHERE b.status = 'running' AND b.lease_until <= (SELECT {schema}.clock()) AND v.agent_id = ANY (%(agents)s)
+ORDER BY b.lease_until
+LIMIT %(limit)s
+
+-- name: busy
+-- Whether these agents have anything to do, or in hand.
+SELECT EXISTS (
+    SELECT FROM {schema}.branch AS b
+    JOIN {schema}.conversation AS v ON v.conversation_id = b.conversation_id
+    WHERE b.status IN ('ready', 'running') AND v.agent_id = ANY (%(agents)s))
+
 -- name: claim
 -- A lease where none is live.
 SELECT outcome, lease_until, lease_owner
-FROM {schema}.claim_v1(%(conversation)s, %(branch)s, %(owner)s, %(token)s, %(lease_seconds)s)
+FROM {schema}.claim_v1(%(conversation)s, %(branch)s, %(owner)s, %(token)s, %(lease_seconds)s, %(waiting)s)
 
 -- name: renew
 -- A lease's new end.
@@ -45,7 +92,24 @@ SELECT {schema}.renew_v1(%(conversation)s, %(branch)s, %(token)s, %(lease_second
 
 -- name: release
 -- Hands a lease back.
-SELECT {schema}.release_v1(%(conversation)s, %(branch)s, %(token)s)
+SELECT {schema}.release_v1(%(conversation)s, %(branch)s, %(token)s, %(delay)s, %(failure)s)
+
+-- name: resume
+-- Gives a branch that is stopped to the workers.
+SELECT outcome, branch, lease_owner, lease_until FROM {schema}.resume_v1(%(conversation)s, %(branch)s)
+
+-- name: lock
+-- Waits for whoever writes to a branch.
+SELECT b.turn_index FROM {schema}.branch AS b
+WHERE b.conversation_id = %(conversation)s AND b.branch = %(branch)s FOR UPDATE
+
+-- name: transaction_id
+-- The id of the transaction under way, which is given one.
+SELECT pg_catalog.pg_current_xact_id()::pg_catalog.text
+
+-- name: transaction_status
+-- What has become of a transaction.
+SELECT pg_catalog.pg_xact_status(%(transaction)s::pg_catalog.text::pg_catalog.xid8)
 
 -- name: restore
 -- Checkpoints whole, as parts: 0 the head, 1 state, 2 tool calls, 3 tool results, 4 calls and answers of an open turn,
@@ -86,7 +150,7 @@ UNION ALL
 SELECT h.item::pg_catalog.int4, 3, 0, 0, h.tool_results::pg_catalog.text FROM head AS h WHERE h.tool_results IS NOT NULL
 UNION ALL
 SELECT h.item::pg_catalog.int4, 4, c.sub_step, c.branch,
-    coalesce(c.answers::pg_catalog.text, '') || E'\n' || coalesce(c.tool_calls::pg_catalog.text, '')
+    pg_catalog.concat(CASE c.phase WHEN 'started' THEN '+' END, c.answers, E'\n', c.tool_calls)
 FROM head AS h
 JOIN {schema}.checkpoint AS c ON c.conversation_id = h.conversation_id AND c.turn_index = h.turn_index
     AND c.sub_step <= h.sub_step

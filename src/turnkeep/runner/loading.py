@@ -1,0 +1,37 @@
+"""Agents named on a command line: `module:attribute`."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+from turnkeep.errors import ConfigurationError
+from turnkeep.runner.agent import Agent
+
+
+def load_agents(reference: str) -> list[Agent]:
+    """Import the agent, or the list of them, that `module:attribute` names; the current directory counts.
+
+    Without an attribute, `agent` is meant. Raises `ConfigurationError` where there is none; what the module raises
+    itself passes through.
+    """
+    module_name, _, attribute = reference.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise ConfigurationError(
+            f"{reference!r}: there is no module {module_name!r} here; name it as module:attribute, such as app:agent"
+        ) from error
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"{reference!r}: name an agent as module:attribute, such as app:agent") from error
+    name = attribute or "agent"
+    found = getattr(module, name, None)
+    agents = [one for one in (found if isinstance(found, list | tuple) else [found]) if isinstance(one, Agent)]
+    if not agents or (isinstance(found, list | tuple) and len(agents) != len(found)):
+        raise ConfigurationError(f"{reference!r}: {module_name}.{name} is no turnkeep.Agent, nor a list of them")
+    return agents

@@ -1,0 +1,222 @@
+"""The runner's message format, and what of a transcript goes over the wire: pure.
+
+A message is `{"role", "content", "metadata"}`. An assistant's calls are in `metadata.tool_calls`, the model's message
+verbatim in `metadata.provider`. A tool's message names its call by `metadata.tool_call_id`, and by `metadata.index`,
+the call's place in its assistant's message: providers reuse ids.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from turnkeep.model import PendingCall
+from turnkeep.runner.effects import Json, ModelReply, Outcome, Policy
+
+UNKNOWN_OUTCOME = (
+    "The outcome of this call is unknown: the process that ran it was lost before it could tell. It may have taken "
+    "effect, in whole or in part. Check before doing it again."
+)
+_NO_RESULT = "No result of this call was recorded: its outcome is unknown."
+
+
+# -- messages to store
+
+
+def assistant_message(reply: ModelReply, timestamp: str) -> Json:
+    """The message of a model's reply."""
+    metadata: Json = {"timestamp": timestamp, "kind": reply_kind(reply)}
+    if reply.calls:
+        metadata["tool_calls"] = [
+            {"id": call.id, "name": call.name, "arguments": call.arguments} for call in reply.calls
+        ]
+    metadata |= {"finish_reason": reply.finish_reason, "usage": reply.usage, "provider": reply.provider}
+    return {"role": "assistant", "content": reply.content, "metadata": metadata}
+
+
+def reply_kind(reply: ModelReply) -> str:
+    """What a reply is: `tool_calls`, `refusal`, `truncated`, `text` or `empty`."""
+    if reply.calls:
+        return "tool_calls"
+    if reply.refusal:
+        return "refusal"
+    if reply.finish_reason == "length":
+        return "truncated"
+    return "text" if reply.content else "empty"
+
+
+def call_element(call_id: str, name: str, arguments: str, policy: Policy | None) -> Json:
+    """A call as `tool_calls` of its checkpoint has it. Without a policy nobody can run it."""
+    return {"id": call_id, "name": name, "arguments": arguments, "policy": policy and policy.value}
+
+
+def tool_message(call: PendingCall, content: Any, outcome: Outcome, timestamp: str) -> Json:
+    """The message of a tool's result."""
+    return {
+        "role": "tool",
+        "content": content,
+        "metadata": {
+            "timestamp": timestamp,
+            "tool_name": call.call.get("name"),
+            "tool_call_id": call.call_id,
+            "index": call.index,
+            "outcome": outcome.value,
+        },
+    }
+
+
+def result_element(call: PendingCall, outcome: Outcome) -> Json:
+    """A result as `tool_results` of its checkpoint has it; the content is in the message beside it."""
+    return {
+        "tool_call_id": call.call_id,
+        "name": call.call.get("name"),
+        "outcome": outcome.value,
+        "attempt": call.attempts,
+    }
+
+
+# -- the turn that is open
+
+
+def invalid_replies(messages: Sequence[Json]) -> int:
+    """How many of the turn's last replies, one after the other, held a call that could not be run."""
+    count = 0
+    invalid = False
+    for message in reversed(messages):
+        match message.get("role"):
+            case "tool":
+                invalid = invalid or _metadata(message).get("outcome") == Outcome.INVALID
+            case "assistant" if invalid:
+                count += 1
+                invalid = False
+            case _:
+                break
+    return count
+
+
+# -- over the wire
+
+
+def request_messages(instructions: str | None, messages: Sequence[Json]) -> list[Json]:
+    """A transcript as a model takes it: each call followed by exactly one result, in the order of the calls (G7).
+
+    Results are stored as they landed. A call without one (of a history that others wrote) gets a result that says
+    so; a result without a call, or a second one, stays away.
+    """
+    wire: list[Json] = [] if instructions is None else [{"role": "system", "content": instructions}]
+    for exchange in _exchanges(messages):
+        wire += exchange.wire()
+    return wire
+
+
+@dataclass
+class _Exchange:
+    """A message that is no result, with the results that came before the next such message."""
+
+    message: Json
+    results: list[Json]
+
+    def wire(self) -> Iterator[Json]:
+        role = self.message.get("role")
+        if role != "assistant":
+            yield {"role": role, "content": self.message.get("content")}
+            return
+        calls = _calls(self.message)
+        yield _wire_assistant(self.message, calls)
+        left = list(self.results)
+        for index, call in enumerate(calls):
+            found = _result_of(left, call, index)
+            if found is not None:
+                left.remove(found)
+            content = _NO_RESULT if found is None else found.get("content")
+            yield {"role": "tool", "tool_call_id": call["id"], "content": _text(content)}
+
+
+def _exchanges(messages: Sequence[Json]) -> list[_Exchange]:
+    exchanges: list[_Exchange] = []
+    for message in messages:
+        if message.get("role") != "tool":
+            exchanges.append(_Exchange(message, []))
+        elif exchanges:
+            exchanges[-1].results.append(message)
+    return exchanges
+
+
+def _calls(message: Json) -> list[Json]:
+    """The calls of an assistant's message, in our shape, each under an id of its own."""
+    listed = _metadata(message).get("tool_calls") or message.get("tool_calls") or []
+    calls: list[Json] = []
+    for index, call in enumerate(listed):
+        function = call.get("function") if isinstance(call.get("function"), dict) else call
+        arguments = function.get("arguments")
+        call_id = call.get("id") or f"call_{index}"
+        calls.append(
+            {
+                "id": f"{call_id}_{index}" if call_id in [one["id"] for one in calls] else call_id,
+                "given_id": call.get("id"),
+                "name": function.get("name"),
+                "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments or {}),
+            }
+        )
+    return calls
+
+
+def _result_of(results: Sequence[Json], call: Json, index: int) -> Json | None:
+    """The result of a call: the one that names its index, or else the first that names its id."""
+    for result in results:
+        metadata = _metadata(result)
+        if metadata.get("index") == index:
+            return result
+        named = metadata.get("tool_call_id") or result.get("tool_call_id")
+        if "index" not in metadata and named in (call["given_id"], call["id"]):
+            return result
+    return None
+
+
+def _wire_assistant(message: Json, calls: Sequence[Json]) -> Json:
+    """The provider's own message, its calls under the ids that their results name."""
+    provider = _metadata(message).get("provider")
+    wire: Json = dict(provider) if isinstance(provider, dict) else {"content": message.get("content")}
+    wire["role"] = "assistant"
+    wire.pop("tool_calls", None)
+    if calls:
+        own = [call for call in (provider or {}).get("tool_calls") or [] if _is_function(call)]
+        wire["tool_calls"] = [
+            _wire_call(own[index] if len(own) == len(calls) else {}, call) for index, call in enumerate(calls)
+        ]
+    wire.setdefault("content", None)
+    if wire["content"] is None and not calls and not wire.get("refusal"):
+        wire["content"] = ""
+    return wire
+
+
+def _wire_call(own: Json, call: Json) -> Json:
+    # Some servers refuse a whole history for arguments that are no JSON; the result tells the model what they were.
+    function = {
+        **(own.get("function") or {}),
+        "name": call["name"],
+        "arguments": call["arguments"] if _is_object(call["arguments"]) else "{}",
+    }
+    return {**own, "id": call["id"], "type": "function", "function": function}
+
+
+def _is_function(call: Any) -> bool:
+    return isinstance(call, dict) and call.get("type") in (None, "function") and "function" in call
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _metadata(message: Json) -> Mapping[str, Any]:
+    metadata = message.get("metadata")
+    return metadata if isinstance(metadata, dict) else {}
+
+
+def _text(content: Any) -> str:
+    return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)

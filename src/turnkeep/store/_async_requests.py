@@ -1,0 +1,112 @@
+"""Requests: messages accepted durably before a turn takes them up, and the replies to them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import uuid
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, cast
+
+from turnkeep import jsontext
+from turnkeep.errors import (
+    InvalidInputError,
+    KeyReusedError,
+    NotFoundError,
+    ReplyTimeoutError,
+    TurnFailedError,
+)
+from turnkeep.model import FINAL_PHASE, Posted, Reply, conversation_uuid
+from turnkeep.store import _arguments, _writes
+from turnkeep.store._async_branch import read_checkpoints
+from turnkeep.store._async_database import AsyncDatabase
+from turnkeep.store._writes import UNCHANGED, Message
+
+Body = str | Message | Sequence[Message]
+"""What is posted: a user's words, a message, or several."""
+
+_STOPPED = {"failed", "waiting"}
+_FIRST_LOOK = 0.02
+_LONGEST_LOOK = 0.5
+
+
+def encoded(message: Body) -> tuple[str, bytes]:
+    """The text of a request's body, and the digest that tells whether two are the same."""
+    if isinstance(message, str):
+        spoken: dict[str, Any] = {"role": "user", "content": message}
+        digest = jsontext.digest([spoken])
+        spoken["metadata"] = {"timestamp": datetime.now(UTC).isoformat(timespec="milliseconds")}
+        return jsontext.encode(spoken, "message"), digest
+    messages: list[Message] = [*message] if isinstance(message, list | tuple) else [cast("Message", message)]
+    if not messages:
+        raise InvalidInputError("message: a request holds at least one message")
+    texts = _writes.content(messages, None, None, UNCHANGED).messages
+    return (texts[0] if len(texts) == 1 else f"[{','.join(texts)}]"), jsontext.digest(messages)
+
+
+async def post(
+    database: AsyncDatabase, conversation: str | uuid.UUID, message: Body, key: str | None, branch: int | None
+) -> Posted:
+    """Put a request behind those that wait."""
+    body, digest = encoded(message)
+    key = str(uuid.uuid4()) if key is None else _arguments.check_key(key)
+    conversation_id = conversation_uuid(conversation)
+    ((outcome, number),) = await database.fetch(
+        "post",
+        {
+            "conversation": conversation_id,
+            "branch": _arguments.branch_number(branch),
+            "key": key,
+            "body": body,
+            "digest": digest,
+        },
+    )
+    if outcome == "not_found":
+        which = "" if branch is None else f" with a branch {branch}"
+        raise NotFoundError(
+            f"no conversation {str(conversation)!r}{which}: name its agent_id, and it is made; or make it with "
+            "store.conversation"
+        )
+    if outcome == "key_reused":
+        raise KeyReusedError(f"conversation {str(conversation)!r}: key {key!r} came before with another body")
+    return Posted(conversation_id, number, key, outcome == "repeated")
+
+
+async def reply(database: AsyncDatabase, conversation: str | uuid.UUID, key: str) -> Reply | None:
+    """The reply to a request, or None as long as there is none."""
+    conversation_id = conversation_uuid(conversation)
+    rows = await database.fetch("request", {"conversation": conversation_id, "key": _arguments.check_key(key)})
+    if not rows:
+        raise NotFoundError(f"conversation {str(conversation)!r} has no request under the key {key!r}")
+    ((branch, turn, sub_step, phase, status, at_turn, failure),) = rows
+    if phase == FINAL_PHASE:
+        found = await read_checkpoints(database, [(conversation_id, branch, turn, sub_step)])
+        return Reply(key, found[1])
+    if status in _STOPPED:
+        why = json.loads(failure) if failure else {}
+        raise TurnFailedError(
+            f"conversation {str(conversation)!r}, branch {branch}: turn {at_turn} is {status}: "
+            f"{why.get('message', 'no reason is known')}. Nothing is lost: `turnkeep resume` lets it go on",
+            why,
+        )
+    return None
+
+
+async def wait_reply(database: AsyncDatabase, conversation: str | uuid.UUID, key: str, seconds: float | None) -> Reply:
+    """Look again and again, less and less often, until there is a reply."""
+    loop = asyncio.get_running_loop()
+    deadline = None if seconds is None else loop.time() + _arguments.timeout_seconds(seconds)
+    pause = _FIRST_LOOK
+    while True:
+        if (found := await reply(database, conversation, key)) is not None:
+            return found
+        if deadline is not None and loop.time() >= deadline:
+            raise ReplyTimeoutError(
+                f"conversation {str(conversation)!r}: no reply to {key!r} within {seconds:g} s. The request is kept: "
+                "wait again, and see that a worker serves the conversation's agent"
+            )
+        left = _LONGEST_LOOK if deadline is None else max(deadline - loop.time(), 0)
+        await asyncio.sleep(min(pause * random.uniform(0.5, 1.0), left))
+        pause = min(pause * 1.5, _LONGEST_LOOK)

@@ -1,0 +1,139 @@
+"""A transaction of a caller's own that commits together with a save: its effects and the save, or neither."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import AsyncConnection, IsolationLevel
+from psycopg.pq import TransactionStatus
+
+from turnkeep.errors import UnavailableError, UncertainOutcomeError, UsageError
+from turnkeep.model import PendingCall, Saved
+from turnkeep.store._async_database import AsyncDatabase
+from turnkeep.store._failures import translated
+from turnkeep.store._writes import UNCHANGED, Message
+
+if TYPE_CHECKING:
+    from turnkeep.store._async_branch import AsyncBranch
+
+Rows = list[tuple[Any, ...]]
+
+
+class AsyncTransaction:
+    """An open READ COMMITTED transaction on a connection of the store, made by `AsyncBranch.transaction`.
+
+    `connection` is a psycopg `AsyncConnection` whose `commit()` and `rollback()` are refused: `save` commits, and
+    leaving without it rolls back. Schema names are the connection's own affair.
+    """
+
+    def __init__(self, branch: AsyncBranch, database: AsyncDatabase) -> None:
+        self._branch = branch
+        self._database = database
+        self._connection: AsyncConnection[Any] | None = None
+        self._block: AbstractAsyncContextManager[psycopg.AsyncTransaction] | None = None
+        self._id = ""
+
+    @property
+    def connection(self) -> AsyncConnection[Any]:
+        """The connection, as long as the transaction is open."""
+        if self._connection is None or self._block is None:
+            raise UsageError("this transaction has ended: its connection belongs to others now")
+        return self._connection
+
+    async def begin(self) -> None:
+        """Open it. A connection that a lost server has left behind is replaced, until the store's deadline."""
+        await self._database.attempt(self._begin, keep=True)
+
+    async def check(self) -> None:
+        """Raise `UncertainOutcomeError` if an SQL COMMIT or ROLLBACK of the caller's has ended the transaction.
+
+        Raises `UnavailableError` if its connection is lost: it is rolled back then.
+        """
+        current = ""
+        if self.connection.info.transaction_status == TransactionStatus.INTRANS:
+            try:
+                current = await self._current_id(self.connection)
+            except psycopg.Error as error:
+                raise translated(error, self._database.schema) from error
+        if current != self._id:
+            raise UncertainOutcomeError(
+                f"{self._branch!r}: the transaction was ended by an SQL statement: what it did may stand or not. Leave "
+                "COMMIT and ROLLBACK to the save"
+            )
+
+    async def committed(self) -> bool:
+        """Whether what was done in it stands, after it has ended."""
+        ((status,),) = await self._database.fetch("transaction_status", {"transaction": self._id})
+        return bool(status == "committed")
+
+    async def save(
+        self,
+        messages: Sequence[Message] = (),
+        *,
+        tool_calls: Sequence[object] | None = None,
+        tool_results: Sequence[object] | None = None,
+        answers: Sequence[PendingCall] | None = None,
+        state: object = UNCHANGED,
+        final: bool = False,
+    ) -> Saved:
+        """Save as `AsyncBranch.save` does, and commit: both stand when this returns, or neither (G1, G6).
+
+        Raises what `AsyncBranch.save` raises, and `UncertainOutcomeError`; nothing has been committed then.
+        """
+        await self.check()
+        write_id = uuid.uuid4()
+        prepared = self._branch.prepared(messages, tool_calls, tool_results, answers, state, final, write_id)
+        return await self._branch.perform(prepared, self._save)
+
+    async def close(self) -> None:
+        """Roll back what is still open, and give the connection back."""
+        connection, block = self._connection, self._block
+        self._connection = self._block = None
+        if connection is None:
+            return
+        try:
+            if block is not None and not connection.closed:
+                await block.__aexit__(psycopg.Rollback, psycopg.Rollback(), None)
+        except psycopg.OperationalError:
+            pass  # the server is gone, and with it what was open
+        finally:
+            await self._database.give_back(connection)
+
+    async def _begin(self, connection: AsyncConnection[Any]) -> None:
+        await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
+        block = connection.transaction()
+        await block.__aenter__()
+        self._id = await self._current_id(connection)
+        self._connection, self._block = connection, block
+
+    async def _current_id(self, connection: AsyncConnection[Any]) -> str:
+        cursor = await connection.execute(self._database.statement("transaction_id"))
+        ((current,),) = await cursor.fetchall()
+        return str(current)
+
+    async def _save(self, name: str, parameters: Mapping[str, Any]) -> Rows:
+        """Run the save's statement, and commit if it was done."""
+        try:
+            cursor = await self.connection.execute(self._database.statement(name), parameters, binary=True)
+            rows = await cursor.fetchall()
+        except psycopg.Error as error:
+            raise translated(error, self._database.schema) from error
+        if rows[0][0] == "saved":
+            await self._commit(parameters)
+        return rows
+
+    async def _commit(self, parameters: Mapping[str, Any]) -> None:
+        block, self._block = self._block, None
+        try:
+            if block is not None:
+                await block.__aexit__(None, None, None)
+        except psycopg.Error as error:
+            # A commit whose answer was lost may be under way still: it holds the branch's row until it has ended.
+            place = {"conversation": self._branch.conversation_id, "branch": self._branch.branch}
+            await self._database.fetch("lock", place)
+            if await self._branch.first_outcome(parameters["write_id"], parameters["phase"]) is None:
+                raise UnavailableError(f"{self._branch!r}: the commit failed, and nothing of it stands") from error
