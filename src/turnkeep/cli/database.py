@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -20,10 +21,14 @@ LAST = "@last"
 # Positions are int4 in the database; more digits name nothing.
 _CHECKPOINT = re.compile(r"(.+)@(\d{1,9})\.(\d{1,9})", re.DOTALL)
 _CONNECTING = 10.0
+_VARIABLES = {
+    **{"host": "PGHOST", "hostaddr": "PGHOSTADDR", "port": "PGPORT"},
+    **{"dbname": "PGDATABASE", "user": "PGUSER", "service": "PGSERVICE"},
+}
 
 
 @asynccontextmanager
-async def opened(options: Options) -> AsyncIterator[AsyncStore]:
+async def opened(options: Options, *, pool_size: int = 1) -> AsyncIterator[AsyncStore]:
     """The store, open. A server that can't be reached is said at once, with the reason, and not waited for."""
     import turnkeep
     from turnkeep.store._doctor import check_reachable
@@ -31,8 +36,22 @@ async def opened(options: Options) -> AsyncIterator[AsyncStore]:
     named = settings.database(options.dsn)
     if named != settings.EMBEDDED:
         await check_reachable(named, options.schema, min(options.timeout, _CONNECTING))
-    async with turnkeep.open(named, schema=options.schema, pool_size=1, timeout=options.timeout) as store:
+    async with turnkeep.open(named, schema=options.schema, pool_size=pool_size, timeout=options.timeout) as store:
         yield store
+
+
+def place_of(store: AsyncStore, options: Options) -> str:
+    """Where a store is, for people: no user, no password."""
+    from turnkeep.store._failures import parsed
+
+    if settings.database(options.dsn) == settings.EMBEDDED:
+        return "the private Postgres"
+    named = {**{key: os.environ.get(variable) for key, variable in _VARIABLES.items()}, **parsed(store.conninfo)}
+    if named["service"]:
+        return f"the service {named['service']}"
+    host = named["host"] or named["hostaddr"] or "this machine"
+    port = f":{named['port']}" if named["port"] and not host.startswith("/") else ""
+    return f"the database {named['dbname'] or named['user'] or 'of its role'} at {host}{port}"
 
 
 @contextmanager
@@ -57,14 +76,15 @@ async def find(store: AsyncStore, reference: str) -> tuple[UUID, tuple[int, int]
     """
     checkpoint = _CHECKPOINT.fullmatch(reference)
     try:
-        return await _conversation(store, reference), None
+        return await find_conversation(store, reference), None
     except NotFoundError:
         if checkpoint is None:
             raise
-    return await _conversation(store, checkpoint[1]), (int(checkpoint[2]), int(checkpoint[3]))
+    return await find_conversation(store, checkpoint[1]), (int(checkpoint[2]), int(checkpoint[3]))
 
 
-async def _conversation(store: AsyncStore, reference: str) -> UUID:
+async def find_conversation(store: AsyncStore, reference: str) -> UUID:
+    """The conversation that a reference without a checkpoint means."""
     if reference != LAST:
         try:
             return await store.find(reference)

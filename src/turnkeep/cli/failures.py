@@ -16,6 +16,7 @@ class Exit(IntEnum):
     FAILURE = 1
     USAGE = 2
     NOT_FOUND = 3
+    NO_REPLY = 4
     CONFLICT = 5
     FINDINGS = 6
     UNREACHABLE = 7
@@ -25,9 +26,10 @@ class Exit(IntEnum):
 
 EXPLAINED = {
     Exit.OK: "done",
-    Exit.FAILURE: "failed",
+    Exit.FAILURE: "failed, or a turn has",
     Exit.USAGE: "wrong usage or configuration",
     Exit.NOT_FOUND: "no such conversation, branch or checkpoint",
+    Exit.NO_REPLY: "no reply within the time given",
     Exit.CONFLICT: "another writer was faster, or holds a lease",
     Exit.FINDINGS: "doctor found a problem, or migrate --status something to do",
     Exit.UNREACHABLE: "the database can't be reached",
@@ -40,6 +42,7 @@ _CODES: tuple[tuple[type[errors.TurnkeepError], Exit], ...] = (
     (errors.ConfigurationError, Exit.USAGE),
     (errors.InvalidInputError, Exit.USAGE),
     (errors.NotFoundError, Exit.NOT_FOUND),
+    (errors.ReplyTimeoutError, Exit.NO_REPLY),
     (errors.ConflictError, Exit.CONFLICT),
     (errors.LeaseError, Exit.CONFLICT),
     (errors.UnavailableError, Exit.UNREACHABLE),

@@ -18,7 +18,7 @@ from turnkeep.errors import InvalidInputError, TurnkeepError
 from turnkeep.settings import DEFAULT_SCHEMA
 
 _PANEL = "Options of every command"
-_LONGEST_TIMEOUT = 86_400.0
+_LONGEST = 86_400.0
 
 DsnOption = Annotated[
     str | None,
@@ -89,10 +89,8 @@ class Options:
         timeout: float | None = None,
     ) -> Options:
         """These options and others given later, which win."""
-        if timeout is not None and not 0 < timeout <= _LONGEST_TIMEOUT:
-            raise InvalidInputError(
-                f"--timeout: {timeout:g}; more than 0 and at most {_LONGEST_TIMEOUT:g} seconds are allowed"
-            )
+        if timeout is not None:
+            check_seconds("--timeout", timeout)
         return replace(
             self,
             dsn=self.dsn if dsn is None else dsn,
@@ -107,6 +105,13 @@ class Options:
     def output(self) -> Output:
         """Where data, notes and errors go."""
         return Output(json=self.json, quiet=self.quiet, no_color=self.no_color or bool(os.environ.get("NO_COLOR")))
+
+
+def check_seconds(option: str, seconds: float) -> float:
+    """Return the seconds that an option gives, if they can be."""
+    if not 0 < seconds <= _LONGEST:
+        raise InvalidInputError(f"{option}: {seconds:g}; more than 0 and at most {_LONGEST:g} seconds are allowed")
+    return seconds
 
 
 _OF_A_DATABASE = ("dsn", "schema", "timeout")

@@ -120,10 +120,21 @@ class Output:
             grid.add_row(*row)
         self._print_grid(grid)
 
-    def note(self, text: str) -> None:
-        """Tell something beside the data, on stderr."""
-        if not self.quiet:
-            print(printable(text), file=sys.stderr)
+    def text(self, text: str) -> None:
+        """Print a text and a line break as it is; on a terminal, with everything that could control it as an escape."""
+        print(printable(text) if self.terminal else text)
+
+    def note(self, text: str, style: str = "") -> None:
+        """Tell something beside the data, on stderr. A style shows on a terminal only."""
+        if self.quiet:
+            return
+        sys.stdout.flush()
+        if style:
+            from rich.text import Text
+
+            self._errors.print(Text(printable(text), style), soft_wrap=True)
+        else:
+            print(printable(text), file=sys.stderr, flush=True)
 
     def error(self, kind: str, message: str, code: int) -> None:
         """Tell what went wrong, on stderr: in words, or as an object where JSON is asked for."""
@@ -132,8 +143,11 @@ class Output:
             return
         from rich.text import Text
 
-        console = self._console(error=True)
-        console.print(Text.assemble(("error:", "bold red"), " ", printable(message)), soft_wrap=True)
+        self._errors.print(Text.assemble(("error:", "bold red"), " ", printable(message)), soft_wrap=True)
+
+    @cached_property
+    def _errors(self) -> Console:
+        return self._console(error=True)
 
     def _print_grid(self, grid: Table) -> None:
         if self.terminal:

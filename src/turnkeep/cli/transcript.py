@@ -118,19 +118,20 @@ def _parts(message: dict[str, Any], role: str) -> Iterator[Part]:
     if "type" in message and message["type"] in ("function_call", "function_call_output", "reasoning"):
         yield from _block(message)
         return
+    metadata = _dict(message.get("metadata"))
+    verbatim = _dict(metadata.get("provider"))  # what a model said beside its content
     for key in ("reasoning_content", "reasoning"):
-        if isinstance(thought := message.get(key), str):
+        if isinstance(thought := message.get(key, verbatim.get(key)), str):
             yield Part("thought", thought)
     seen: set[str] = set()
     for key in ("content", "value", "parts"):
         for part in _content(message.get(key)):
             seen.update([part.id] if part.kind == "call" else [])
             yield part
-    if isinstance(refusal := message.get("refusal"), str):
+    if isinstance(refusal := message.get("refusal", verbatim.get("refusal")), str):
         yield Part("text", refusal, "refusal")
     if isinstance(message.get("audio"), dict):
         yield _media("audio", message["audio"])
-    metadata = _dict(message.get("metadata"))
     for calls in (message.get("tool_calls"), metadata.get("tool_calls"), message.get("function_call")):
         for call in [calls] if isinstance(calls, dict) else _list(calls):
             part = _call(call) if isinstance(call, dict) else _data(call)
