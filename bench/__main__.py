@@ -17,7 +17,7 @@ import psycopg
 from rich.console import Console
 from rich.table import Table
 
-from bench import keeping, writing
+from bench import keeping, running, writing
 from bench.scene import Finding, new_database
 from tests.acceptance.pgbouncer import PgBouncer
 from turnkeep import embedded
@@ -56,6 +56,8 @@ async def measure(conninfo: str, console: Console) -> list[Finding]:
     report(*await keeping.storage_and_log(new_database(conninfo)))
     report(await keeping.restoring(new_database(conninfo)))
     report(*await writing.full_snapshots(new_database(conninfo)))
+    report(await running.overhead(new_database(conninfo)))
+    report(await running.takeover(new_database(conninfo)))
     return findings
 
 

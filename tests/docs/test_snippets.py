@@ -36,18 +36,26 @@ def environment(dsn: str) -> dict[str, str]:
     return {**os.environ, "TURNKEEP_DATABASE_URL": dsn, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 
-def python(dsn: str, code: str) -> str:
-    ran = subprocess.run([sys.executable, "-c", code], env=environment(dsn), capture_output=True, text=True)
+def python(dsn: str, code: str, folder: Path | None = None) -> str:
+    ran = subprocess.run([sys.executable, "-c", code], env=environment(dsn), capture_output=True, text=True, cwd=folder)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
 
 
-README_EXAMPLE = snippets("python")[0].values[0]
+def modules(folder: Path) -> None:
+    """Put the snippets that begin with a file's name into files."""
+    for snippet in snippets("python"):
+        if name := re.match(r"# (\w+\.py)\n", snippet.values[0]):
+            (folder / name.group(1)).write_text(snippet.values[0])
+
+
+README_EXAMPLE = next(one.values[0] for one in snippets("python") if "begin_turn" in one.values[0])
 
 
 @pytest.mark.parametrize("code", snippets("python"))
-def test_python_runs(dsn: str, code: str) -> None:
-    python(dsn, code)
+def test_python_runs(dsn: str, code: str, tmp_path: Path) -> None:
+    modules(tmp_path)
+    python(dsn, f"import os; os.environ.setdefault('MODEL_URL', 'http://127.0.0.1:9/v1')\n{code}", tmp_path)
 
 
 def test_readmes_example_goes_on_and_repeats_nothing(dsn: str) -> None:

@@ -233,7 +233,7 @@ async def test_a_failed_turn_is_told_and_resumed(store: AsyncStore) -> None:
     await store.post("c", "later", key="l")
     branch = await claimed(store)
     await branch.take_request()
-    failure = {"type": "max_steps", "message": "20 inferences"}
+    failure = {"type": "max_steps", "message": "20 inferences \0 \ud800"}
     assert await branch.release(failure=failure)
     for key in ("k", "l"):
         with pytest.raises(turnkeep.TurnFailedError, match="20 inferences") as caught:
@@ -286,6 +286,14 @@ async def test_the_longest_waiting_come_first_and_only_those_of_the_agents(store
     assert await store.claim_waiting(["support"], limit=9) == []
     assert await store.busy(["sales"])
     assert not await store.busy(["other"])
+
+
+async def test_a_claimed_branch_goes_by_its_conversations_agent(store: AsyncStore) -> None:
+    branch = await store.conversation("c", agent_id="support")
+    other = await store.conversation("c", agent_id="visitor")
+    await other.begin_turn({"role": "user"})
+    await store.resume("c")
+    assert (await claimed(store)).agent_id == branch.agent_id == "support"
 
 
 async def test_two_workers_never_get_the_same_branch(store: AsyncStore, other: AsyncStore) -> None:

@@ -7,13 +7,23 @@ import logging
 import random
 from collections.abc import Sequence
 
-from turnkeep.errors import InvalidInputError, PoolExhaustedError, TurnkeepError, UnavailableError
+from turnkeep.errors import (
+    ConflictError,
+    DatabaseError,
+    InvalidInputError,
+    LeaseError,
+    PoolExhaustedError,
+    TurnkeepError,
+    UnavailableError,
+)
 from turnkeep.runner.agent import Agent
 from turnkeep.runner.drive import Driver
 from turnkeep.runner.models import ModelClient
 from turnkeep.store import AsyncBranch, AsyncStore
 
 log = logging.getLogger("turnkeep.runner")
+
+_BATCH = 50  # conversations restored at once
 
 
 class Worker:
@@ -92,7 +102,7 @@ class Worker:
             return 0
         try:
             claimed = await self._store.claim_waiting(
-                list(self._agents), limit=min(free, self._concurrency), owner=self._owner, seconds=self._lease_seconds
+                list(self._agents), limit=min(free, _BATCH), owner=self._owner, seconds=self._lease_seconds
             )
         except (UnavailableError, PoolExhaustedError) as error:
             log.warning("no work can be claimed: %s", error)
@@ -100,17 +110,27 @@ class Worker:
         for branch in claimed:
             driver = self.driver(branch, self._agents[str(branch.agent_id)])
             self._driven[asyncio.create_task(self._drive(driver))] = driver
+            if self._stopping.is_set():
+                driver.stop()
         return len(claimed)
 
     async def _drive(self, driver: Driver) -> None:
         try:
             await driver.run()
-        except TurnkeepError as error:
+        except (LeaseError, ConflictError, DatabaseError) as error:
             log.warning("%r is left for the next worker: %s: %s", driver.branch, type(error).__name__, error)
-        except Exception:
-            log.exception("%r is left for the next worker", driver.branch)
+        except Exception as error:
+            log.exception("%r has failed", driver.branch)
+            await self._fail(driver, error)
         finally:
             self._driven.pop(asyncio.current_task())  # type: ignore[arg-type]
+
+    async def _fail(self, driver: Driver, error: Exception) -> None:
+        """Stop a turn that trying again would not mend; it can be resumed."""
+        try:
+            await driver.branch.release(failure={"type": type(error).__name__, "message": str(error)})
+        except TurnkeepError as refused:
+            log.warning("%r: its failure can't be stored: %s", driver.branch, refused)
 
     async def _pause(self) -> None:
         """Wait for the next look: a while, or until there is room again, or the worker stops."""

@@ -352,9 +352,7 @@ class AsyncBranch:
             return self._lease
 
     @classmethod
-    def claimed(
-        cls, database: AsyncDatabase, checkpoint: Checkpoint, lease: Lease, agent_id: str | None = None
-    ) -> AsyncBranch:
+    def claimed(cls, database: AsyncDatabase, checkpoint: Checkpoint, lease: Lease, agent_id: str) -> AsyncBranch:
         """A handle that holds a lease already."""
         branch = cls(database, checkpoint, agent_id)
         branch._lease = lease
@@ -382,11 +380,14 @@ class AsyncBranch:
         """
         lease = self._held_lease()
         delay = _arguments.delay_seconds(delay)
-        text = None if failure is None else jsontext.encode(failure, "failure")
+        text = stopped = None
+        if failure is not None:
+            text = jsontext.encode(failure, "failure")
+            stopped = "waiting" if failure.get("type") == "waiting" else "failed"
         self._database.check_usable()
         async with self._lock:
             ((released,),) = await self._database.fetch(
-                "release", {**self._place, "token": lease.token, "delay": delay, "failure": text}
+                "release", {**self._place, "token": lease.token, "delay": delay, "stopped": stopped, "failure": text}
             )
             self._lease = None
             return bool(released)

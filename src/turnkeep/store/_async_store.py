@@ -335,24 +335,29 @@ class AsyncStore:
         """Take leases on up to `limit` branches of these agents that wait for a worker, the longest waiting first.
 
         A branch waits when it is ready, or when its worker has let its lease expire. One whose worker has died five
-        times in a row without progress is failed instead. `owner` and `seconds` are `AsyncBranch.claim`'s (G5).
+        times in a row without progress is failed instead. The `agent_id` of each is its conversation's. `owner` and
+        `seconds` are `AsyncBranch.claim`'s (G5).
         """
         owner, seconds = lease_terms(owner, seconds)
         parameters = {"agents": [*agents], "limit": _arguments.page(limit)}
         waiting = await self._database.fetch("expired", parameters)
         if len(waiting) < limit:
             waiting += await self._database.fetch("ready", parameters)
-        leases: list[Lease] = []
+        claims: list[tuple[Lease, str]] = []
         places: list[Wanted] = []
-        for conversation_id, number in waiting[:limit]:
+        for conversation_id, number, agent in waiting[:limit]:
             lease = await take_lease(self._database, conversation_id, number, owner, seconds, waiting=True)
             if isinstance(lease, Lease):
-                leases.append(lease)
+                claims.append((lease, agent))
                 places.append((conversation_id, number, None, None))
         if not places:
             return []
         found = await read_checkpoints(self._database, places)
-        return [AsyncBranch.claimed(self._database, found[i], lease) for i, lease in enumerate(leases, 1) if i in found]
+        return [
+            AsyncBranch.claimed(self._database, found[item], lease, agent)
+            for item, (lease, agent) in enumerate(claims, 1)
+            if item in found
+        ]
 
     async def busy(self, agents: Sequence[str]) -> bool:
         """Whether anything of these agents is ready, or being run."""

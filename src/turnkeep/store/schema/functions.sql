@@ -532,10 +532,10 @@ BEGIN
     RETURN v_until;
 END $$;
 
--- Hands a lease back. A branch with work left becomes 'ready' for the next runner, in p_delay seconds. With p_failure
--- it becomes 'failed', or 'waiting' for a person where that is its type. False if the token no longer holds.
+-- Hands a lease back. A branch with work left becomes 'ready' for the next runner, in p_delay seconds; or it is stopped
+-- for p_failure, as p_stopped says: 'failed' or 'waiting' for a person. False if the token no longer holds.
 CREATE OR REPLACE FUNCTION {schema}.release_v1(
-    p_conversation uuid, p_branch int, p_token bigint, p_delay float8, p_failure json
+    p_conversation uuid, p_branch int, p_token bigint, p_delay float8, p_stopped text, p_failure json
 ) RETURNS boolean LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_now timestamptz := {schema}.clock();
@@ -553,15 +553,10 @@ BEGIN
     UPDATE {schema}.branch AS b SET lease_owner = NULL, lease_token = 0, lease_until = NULL, attempts = 0,
         updated_at = greatest(v_now, b.updated_at + interval '1 microsecond'),
         failure = p_failure,
-        status = CASE
-            WHEN p_failure ->> 'type' = 'waiting' THEN 'waiting'
-            WHEN p_failure IS NOT NULL THEN 'failed'
-            WHEN v_work THEN 'ready'
-            ELSE 'idle'
-        END,
-        ready_at = CASE WHEN v_work AND p_failure IS NULL THEN v_now + pg_catalog.make_interval(secs => p_delay) END,
+        status = coalesce(p_stopped, CASE WHEN v_work THEN 'ready' ELSE 'idle' END),
+        ready_at = CASE WHEN v_work AND p_stopped IS NULL THEN v_now + pg_catalog.make_interval(secs => p_delay) END,
         not_before = CASE
-            WHEN v_work AND p_failure IS NULL AND p_delay > 0 THEN v_now + pg_catalog.make_interval(secs => p_delay)
+            WHEN v_work AND p_stopped IS NULL AND p_delay > 0 THEN v_now + pg_catalog.make_interval(secs => p_delay)
         END
     WHERE b.conversation_id = p_conversation AND b.branch = p_branch;
     RETURN true;

@@ -58,7 +58,7 @@ FROM {schema}.fork_v1(%(conversation)s, %(source)s, %(turn)s, %(sub_step)s, %(na
 
 -- name: ready
 -- Branches that wait for a worker of these agents, the longest waiting first.
-SELECT b.conversation_id, b.branch
+SELECT b.conversation_id, b.branch, v.agent_id
 FROM {schema}.branch AS b
 JOIN {schema}.conversation AS v ON v.conversation_id = b.conversation_id
 WHERE b.status = 'ready' AND b.ready_at <= (SELECT {schema}.clock()) AND v.agent_id = ANY (%(agents)s)
@@ -67,7 +67,7 @@ LIMIT %(limit)s
 
 -- name: expired
 -- Branches whose worker of these agents has lost its lease.
-SELECT b.conversation_id, b.branch
+SELECT b.conversation_id, b.branch, v.agent_id
 FROM {schema}.branch AS b
 JOIN {schema}.conversation AS v ON v.conversation_id = b.conversation_id
 WHERE b.status = 'running' AND b.lease_until <= (SELECT {schema}.clock()) AND v.agent_id = ANY (%(agents)s)
@@ -92,7 +92,7 @@ SELECT {schema}.renew_v1(%(conversation)s, %(branch)s, %(token)s, %(lease_second
 
 -- name: release
 -- Hands a lease back.
-SELECT {schema}.release_v1(%(conversation)s, %(branch)s, %(token)s, %(delay)s, %(failure)s)
+SELECT {schema}.release_v1(%(conversation)s, %(branch)s, %(token)s, %(delay)s, %(stopped)s, %(failure)s)
 
 -- name: resume
 -- Gives a branch that is stopped to the workers.
