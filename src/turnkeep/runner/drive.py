@@ -164,6 +164,7 @@ class Driver:
 
     async def _ask(self, effect: AskModel) -> ModelReply | ModelRefused:
         """Ask until there is an answer: a server that is away, or dies in the middle, is waited for."""
+        self._check_stopping()
         loop = asyncio.get_running_loop()
         since: float | None = None
         wait = _FIRST_WAIT
@@ -301,7 +302,8 @@ def idempotency_key(conversation_id: uuid.UUID, call: PendingCall) -> str:
 async def _outcome(tool: Tool, effect: RunTool, context: ToolContext) -> Landed:
     """Run a tool. What it raises, and what can't be stored, is its result: an error (G3)."""
     try:
-        content = result_content(await tool.run(context, effect.arguments))
+        # In a list, because in its message it is one level deeper than by itself.
+        (content,) = result_content([await tool.run(context, effect.arguments)])
     except psycopg.OperationalError as error:
         if tool.policy is Policy.TRANSACTIONAL:
             raise
