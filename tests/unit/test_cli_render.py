@@ -244,6 +244,9 @@ def test_calls_of_any_shape_have_a_name() -> None:
 def test_every_error_has_its_exit_code() -> None:
     assert exit_code(errors.NotFoundError()) is Exit.NOT_FOUND
     assert exit_code(errors.LeaseHeldError()) is exit_code(errors.KeyReusedError()) is Exit.CONFLICT
+    assert exit_code(errors.ConversationEndedError()) is Exit.CONFLICT
+    assert exit_code(errors.ReplyTimeoutError()) is Exit.NO_REPLY
+    assert exit_code(errors.TurnFailedError("x")) is Exit.FAILURE
     assert exit_code(errors.UnavailableError()) is exit_code(errors.EmbeddedError()) is Exit.UNREACHABLE
     assert exit_code(errors.UnstorableError("a", "b")) is exit_code(errors.ConfigurationError()) is Exit.USAGE
     assert exit_code(errors.SchemaError()) is exit_code(errors.TurnkeepError()) is Exit.FAILURE

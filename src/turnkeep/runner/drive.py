@@ -140,7 +140,10 @@ class Driver:
                 return self._head()
             case TakeRequest(state):
                 self._check_stopping()
-                return None if await self.branch.take_request(state=state) is None else self._head()
+                if await self.branch.take_request(state=state) is None:
+                    return None
+                log.info("%r: a request is taken up", self.branch)
+                return self._head()
             case FailTurn(failure):
                 log.warning("%r has failed: %s", self.branch, failure.get("message"))
                 self._release = {"failure": failure}
@@ -248,6 +251,8 @@ class Driver:
         opened = self._transactions.pop(effect.answers[0].place, None) if len(effect.answers) == 1 else None
         if opened is None:
             await self.branch.save(effect.messages, tool_calls=effect.tool_calls or None, final=effect.final, **content)
+            if effect.final:
+                log.info("%r: the turn has ended", self.branch)
             return self._head()
         async with opened.stack:
             try:

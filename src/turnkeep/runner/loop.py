@@ -8,7 +8,6 @@ is taken from the head alone::
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +38,8 @@ from turnkeep.runner.transcript import (
     UNKNOWN_OUTCOME,
     assistant_message,
     call_element,
+    called_arguments,
+    called_name,
     invalid_replies,
     request_messages,
     result_element,
@@ -51,7 +52,7 @@ Now = Callable[[], str]
 Steps = Generator[Effect, Any, Head | None]
 
 _INVALID_REPLIES = 3
-_STRICTNESS = [Policy.RERUN, Policy.TRANSACTIONAL, Policy.REPORT, Policy.ASK]
+_STRICTNESS: list[str] = [Policy.RERUN, Policy.TRANSACTIONAL, Policy.REPORT, Policy.ASK]
 _MARKED = {Policy.REPORT, Policy.ASK}
 
 
@@ -144,33 +145,33 @@ Decision = Run | Settle | Ask | Missing
 def decide(agent: Agent, call: PendingCall) -> Decision:
     """What to do about a call without result."""
     element = call.call if isinstance(call.call, dict) else {}
+    name = called_name(element)
+    tool = None if name is None else agent.tool(name)
     foreign = "policy" not in element  # issued by somebody else's loop, that marks nothing as started
-    function = element["function"] if isinstance(element.get("function"), dict) else element
-    name = str(function.get("name"))
-    stored = None if element.get("policy") is None else Policy(element["policy"])
+    stored = element.get("policy")
     if element.get("truncated"):
         return Settle("This call was not run: the reply was cut off at its length limit.", Outcome.INVALID)
-    tool = agent.tool(name)
-    if tool is None and stored is not None:
-        return Missing(name)
+    if stored is not None and (tool is None or stored not in _STRICTNESS):
+        return Missing(str(name))
     if tool is None:
         names = ", ".join(one.name for one in agent.tools) or "none"
-        return Settle(f"There is no tool {name!r}. Tools: {names}.", Outcome.ERROR)
-    arguments = function.get("arguments")
-    try:
-        values = tool.validated(arguments if isinstance(arguments, str) else json.dumps(arguments or {}))
-    except InvalidArgumentsError as error:
-        return Settle(f"This call was not run: {error}. Its arguments were: {arguments}", Outcome.INVALID)
-    policy = max(stored or tool.policy, tool.policy, key=_STRICTNESS.index)
+        unknown = Settle(UNKNOWN_OUTCOME, Outcome.UNKNOWN)
+        return unknown if foreign else Settle(f"There is no tool {name!r}. Tools: {names}.", Outcome.ERROR)
+    policy = max(Policy(stored or tool.policy), tool.policy, key=_STRICTNESS.index)
+    # Calls that may be run again are not marked as started: where the tool has become stricter since, nobody knows.
     elsewhere = call.uncertain or foreign
-    if not elsewhere and not call.attempts:
-        return Run(tool, values, policy)
-    if policy is Policy.ASK:
-        return Ask()
-    # On another branch a transaction of this call may have committed.
-    if policy is Policy.REPORT or (policy is Policy.TRANSACTIONAL and elsewhere):
-        return Settle(UNKNOWN_OUTCOME, Outcome.UNKNOWN)
-    return Run(tool, values, policy)
+    if elsewhere or call.attempts or (stored == Policy.RERUN and policy in _MARKED):
+        if policy is Policy.ASK:
+            return Ask()
+        # On another branch a transaction of this call may have committed.
+        if policy is Policy.REPORT or (policy is Policy.TRANSACTIONAL and elsewhere):
+            return Settle(UNKNOWN_OUTCOME, Outcome.UNKNOWN)
+    arguments = called_arguments(element)
+    try:
+        return Run(tool, tool.validated(arguments), policy)
+    except InvalidArgumentsError as error:
+        what = "can't be run again" if elsewhere else "was not run"
+        return Settle(f"This call {what}: {error}. Its arguments were: {arguments}", Outcome.INVALID)
 
 
 def _settle(agent: Agent, head: Head, now: Now) -> Steps:
@@ -251,12 +252,11 @@ def _state(agent: Agent, head: Head, *, step_count: int, calls: Sequence[Any] = 
     before = head.state if isinstance(head.state, dict) else {}
     flags = before.get("flags")
     variables = before.get("variables")
-    first = calls[0] if calls and isinstance(calls[0], dict) else {}
     return {
         **before,
         "step_count": step_count,
         "max_steps": agent.max_steps,
-        "current_tool": first.get("name"),
+        "current_tool": called_name(calls[0]) if calls else None,
         "variables": variables if isinstance(variables, dict) else {},
         "flags": {**(flags if isinstance(flags, dict) else {}), "is_final": final, "requires_human_input": False},
     }

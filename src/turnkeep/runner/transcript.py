@@ -8,7 +8,7 @@ the call's place in its assistant's message: providers reuse ids.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,7 +59,7 @@ def tool_message(call: PendingCall, content: Any, outcome: Outcome, timestamp: s
         "content": content,
         "metadata": {
             "timestamp": timestamp,
-            "tool_name": call.call.get("name"),
+            "tool_name": called_name(call.call),
             "tool_call_id": call.call_id,
             "index": call.index,
             "outcome": outcome.value,
@@ -71,10 +71,30 @@ def result_element(call: PendingCall, outcome: Outcome) -> Json:
     """A result as `tool_results` of its checkpoint has it; the content is in the message beside it."""
     return {
         "tool_call_id": call.call_id,
-        "name": call.call.get("name"),
+        "name": called_name(call.call),
         "outcome": outcome.value,
         "attempt": call.attempts,
     }
+
+
+# -- calls, in our shape or in OpenAI's
+
+
+def called_name(call: object) -> str | None:
+    """The name of the tool that a call wants, if it says one."""
+    name = _function(call).get("name")
+    return name if isinstance(name, str) else None
+
+
+def called_arguments(call: object) -> str:
+    """The text of a call's arguments."""
+    arguments = _function(call).get("arguments")
+    return arguments if isinstance(arguments, str) else json.dumps({} if arguments is None else arguments)
+
+
+def _function(call: object) -> Json:
+    whole = _object(call)
+    return _object(whole["function"]) if "function" in whole else whole
 
 
 # -- the turn that is open
@@ -113,81 +133,82 @@ def request_messages(instructions: str | None, messages: Sequence[Json]) -> list
 
 @dataclass
 class _Exchange:
-    """A message that is no result, with the results that came before the next such message."""
+    """A message that is no result, its calls, and the results that came before the next message with calls."""
 
     message: Json
+    calls: list[Json]
     results: list[Json]
 
     def wire(self) -> Iterator[Json]:
-        role = self.message.get("role")
-        if role != "assistant":
-            yield {"role": role, "content": self.message.get("content")}
+        if self.message.get("role") != "assistant":
+            role = self.message.get("role")
+            yield {"role": role if isinstance(role, str) else "user", "content": self.message.get("content")}
             return
-        calls = _calls(self.message)
-        yield _wire_assistant(self.message, calls)
+        yield _wire_assistant(self.message, self.calls)
         left = list(self.results)
-        for index, call in enumerate(calls):
-            found = _result_of(left, call, index)
-            if found is not None:
-                left.remove(found)
-            content = _NO_RESULT if found is None else found.get("content")
+        for index, call in enumerate(self.calls):
+            found = next((number for number, one in enumerate(left) if _answers(one, call, index)), None)
+            content = _NO_RESULT if found is None else left.pop(found).get("content")
             yield {"role": "tool", "tool_call_id": call["id"], "content": _text(content)}
 
 
 def _exchanges(messages: Sequence[Json]) -> list[_Exchange]:
     exchanges: list[_Exchange] = []
+    calling: _Exchange | None = None
     for message in messages:
         if message.get("role") != "tool":
-            exchanges.append(_Exchange(message, []))
-        elif exchanges:
-            exchanges[-1].results.append(message)
+            exchanges.append(_Exchange(message, _calls(message), []))
+            calling = exchanges[-1] if exchanges[-1].calls else calling
+        elif calling is not None:
+            calling.results.append(message)
     return exchanges
 
 
 def _calls(message: Json) -> list[Json]:
     """The calls of an assistant's message, in our shape, each under an id of its own."""
-    listed = _metadata(message).get("tool_calls") or message.get("tool_calls") or []
-    calls: list[Json] = []
-    for index, call in enumerate(listed):
-        function = call.get("function") if isinstance(call.get("function"), dict) else call
-        arguments = function.get("arguments")
-        call_id = call.get("id") or f"call_{index}"
-        calls.append(
-            {
-                "id": f"{call_id}_{index}" if call_id in [one["id"] for one in calls] else call_id,
-                "given_id": call.get("id"),
-                "name": function.get("name"),
-                "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments or {}),
-            }
-        )
-    return calls
+    if message.get("role") != "assistant":
+        return []
+    listed = _metadata(message).get("tool_calls") or message.get("tool_calls")
+    found = [_object(call) for call in listed] if isinstance(listed, list) else []
+    given = [call["id"] if isinstance(call.get("id"), str) and call["id"] else None for call in found]
+    taken = set(given)
+    ids: list[str] = []
+    for index, own in enumerate(given):
+        made = own if own is not None and own not in ids else f"{own or 'call'}_{index}"
+        while made in ids or (made != own and made in taken):
+            made += "_"
+        ids.append(made)
+    return [
+        {
+            "id": ids[index],
+            "given_id": given[index],
+            "name": called_name(call) or "",
+            "arguments": called_arguments(call),
+        }
+        for index, call in enumerate(found)
+    ]
 
 
-def _result_of(results: Sequence[Json], call: Json, index: int) -> Json | None:
-    """The result of a call: the one that names its index, or else the first that names its id."""
-    for result in results:
-        metadata = _metadata(result)
-        if metadata.get("index") == index:
-            return result
-        named = metadata.get("tool_call_id") or result.get("tool_call_id")
-        if "index" not in metadata and named in (call["given_id"], call["id"]):
-            return result
-    return None
+def _answers(result: Json, call: Json, index: int) -> bool:
+    """Whether a result is that of a call: it names the call's index, or else its id."""
+    metadata = _metadata(result)
+    if "index" in metadata:
+        return bool(metadata["index"] == index)
+    named = metadata.get("tool_call_id") or result.get("tool_call_id")
+    return isinstance(named, str) and named in (call["given_id"], call["id"])
 
 
 def _wire_assistant(message: Json, calls: Sequence[Json]) -> Json:
     """The provider's own message, its calls under the ids that their results name."""
     provider = _metadata(message).get("provider")
     wire: Json = dict(provider) if isinstance(provider, dict) else {"content": message.get("content")}
+    own = [call for call in _list(wire.pop("tool_calls", None)) if _is_function(call)]
     wire["role"] = "assistant"
-    wire.pop("tool_calls", None)
-    if calls:
-        own = [call for call in (provider or {}).get("tool_calls") or [] if _is_function(call)]
-        wire["tool_calls"] = [
-            _wire_call(own[index] if len(own) == len(calls) else {}, call) for index, call in enumerate(calls)
-        ]
     wire.setdefault("content", None)
-    if wire["content"] is None and not calls and not wire.get("refusal"):
+    if calls:
+        fitting = own if len(own) == len(calls) else [{}] * len(calls)
+        wire["tool_calls"] = [_wire_call(one, call) for one, call in zip(fitting, calls, strict=True)]
+    elif wire["content"] is None and not wire.get("refusal"):
         wire["content"] = ""
     return wire
 
@@ -195,14 +216,14 @@ def _wire_assistant(message: Json, calls: Sequence[Json]) -> Json:
 def _wire_call(own: Json, call: Json) -> Json:
     # Some servers refuse a whole history for arguments that are no JSON; the result tells the model what they were.
     function = {
-        **(own.get("function") or {}),
+        **_object(own.get("function")),
         "name": call["name"],
         "arguments": call["arguments"] if _is_object(call["arguments"]) else "{}",
     }
     return {**own, "id": call["id"], "type": "function", "function": function}
 
 
-def _is_function(call: Any) -> bool:
+def _is_function(call: object) -> bool:
     return isinstance(call, dict) and call.get("type") in (None, "function") and "function" in call
 
 
@@ -213,9 +234,16 @@ def _is_object(text: str) -> bool:
         return False
 
 
-def _metadata(message: Json) -> Mapping[str, Any]:
-    metadata = message.get("metadata")
-    return metadata if isinstance(metadata, dict) else {}
+def _metadata(message: Json) -> Json:
+    return _object(message.get("metadata"))
+
+
+def _object(value: object) -> Json:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _text(content: Any) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 
 from turnkeep.errors import (
     ConflictError,
@@ -75,25 +76,21 @@ class Worker:
 
         A database that goes away is waited for. Raises what no waiting mends, such as `SchemaError`.
         """
-        try:
+        async with AsyncExitStack() as stack:
+            for agent in self._agents.values():
+                self._models[agent.name] = await stack.enter_async_context(ModelClient(agent))
+            stack.push_async_callback(self._cancel)
             while not self._stopping.is_set():
                 found = await self._claim()
-                if drain and not found and not self._driven and not await self._store.busy(list(self._agents)):
+                if drain and not found and not self._driven and await self._drained():
                     break
                 if not found:
                     await self._pause()
             await self._finish()
-        finally:
-            await self._cancel()
-            for model in self._models.values():
-                await model.close()
 
     def driver(self, branch: AsyncBranch, agent: Agent) -> Driver:
         """What goes on with a branch."""
-        model = self._models.get(agent.name)
-        if model is None:
-            model = self._models[agent.name] = ModelClient(agent)
-        return Driver(branch, agent, model)
+        return Driver(branch, agent, self._models[agent.name])
 
     async def _claim(self) -> int:
         """Take up as many branches as there is room for."""
@@ -113,6 +110,13 @@ class Worker:
             if self._stopping.is_set():
                 driver.stop()
         return len(claimed)
+
+    async def _drained(self) -> bool:
+        try:
+            return not await self._store.busy(list(self._agents))
+        except (UnavailableError, PoolExhaustedError) as error:
+            log.warning("what is left can't be seen: %s", error)
+            return False
 
     async def _drive(self, driver: Driver) -> None:
         try:
@@ -154,4 +158,7 @@ class Worker:
         await asyncio.gather(*driven, return_exceptions=True)
         for driver in driven.values():
             if driver.branch.lease is not None:
-                await driver.branch.release()
+                try:
+                    await driver.branch.release()
+                except TurnkeepError as error:
+                    log.warning("%r could not be handed back: %s", driver.branch, error)

@@ -27,7 +27,7 @@ from turnkeep.store._writes import UNCHANGED, Message
 Body = str | Message | Sequence[Message]
 """What is posted: a user's words, a message, or several."""
 
-_STOPPED = {"failed", "waiting"}
+_STOPPED = {"failed": "has failed", "waiting": "waits"}
 _FIRST_LOOK = 0.02
 _LONGEST_LOOK = 0.5
 
@@ -87,7 +87,7 @@ async def reply(database: AsyncDatabase, conversation: str | uuid.UUID, key: str
     if status in _STOPPED:
         why = json.loads(failure) if failure else {}
         raise TurnFailedError(
-            f"conversation {str(conversation)!r}, branch {branch}: turn {at_turn} is {status}: "
+            f"conversation {str(conversation)!r}, branch {branch}: turn {at_turn} {_STOPPED[status]}: "
             f"{why.get('message', 'no reason is known')}. Nothing is lost: `turnkeep resume` lets it go on",
             why,
         )
