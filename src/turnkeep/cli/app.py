@@ -10,7 +10,8 @@ from typing import Annotated, Any, cast
 import typer
 
 import turnkeep
-from turnkeep.cli import demo, doctor, embedded, ls, schema, show
+from turnkeep.cli import demo, doctor, embedded, ls, post, resume, schema, show, worker
+from turnkeep.cli import run as chat
 from turnkeep.cli.failures import EXPLAINED, Exit, stop_writing
 from turnkeep.cli.options import (
     DsnOption,
@@ -43,6 +44,10 @@ app = typer.Typer(
 app.command("init")(schema.init)
 app.command("migrate")(schema.migrate)
 app.command("doctor")(doctor.doctor)
+app.command("run")(chat.run)
+app.command("worker")(worker.worker)
+app.command("post")(post.post)
+app.command("resume")(resume.resume)
 app.command("ls")(ls.ls)
 app.command("show")(show.show)
 app.add_typer(embedded.app, name="embedded")

@@ -22,8 +22,12 @@ LAST = "@last"
 _CHECKPOINT = re.compile(r"(.+)@(\d{1,9})\.(\d{1,9})", re.DOTALL)
 _CONNECTING = 10.0
 _VARIABLES = {
-    **{"host": "PGHOST", "hostaddr": "PGHOSTADDR", "port": "PGPORT"},
-    **{"dbname": "PGDATABASE", "user": "PGUSER", "service": "PGSERVICE"},
+    "host": "PGHOST",
+    "hostaddr": "PGHOSTADDR",
+    "port": "PGPORT",
+    "dbname": "PGDATABASE",
+    "user": "PGUSER",
+    "service": "PGSERVICE",
 }
 
 

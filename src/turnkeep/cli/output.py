@@ -132,7 +132,7 @@ class Output:
         if style:
             from rich.text import Text
 
-            self._errors.print(Text(printable(text), style), soft_wrap=True)
+            self._errors.print(Text(printable(text), style), soft_wrap=not self._errors.is_terminal)
         else:
             print(printable(text), file=sys.stderr, flush=True)
 

@@ -1,0 +1,179 @@
+"""`turnkeep worker`: agents served until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from turnkeep.cli.agents import load
+from turnkeep.cli.database import opened, place_of
+from turnkeep.cli.failures import Exit
+from turnkeep.cli.options import Options, check_seconds, command
+from turnkeep.cli.text import printable
+
+if TYPE_CHECKING:
+    from turnkeep.runner import Agent, Worker
+
+AppArgument = typer.Argument(
+    metavar="APP",
+    help="An agent, or a list of them, as module:attribute; the current directory counts.",
+    show_default=False,
+)
+
+_MOST_AT_ONCE = 1000
+_MOST_CONNECTIONS = 20
+_SPARE_CONNECTIONS = 2  # for claims, and for leases to be renewed
+_LAST_SECONDS = 2.0
+
+
+@command
+def worker(
+    options: Options,
+    apps: Annotated[list[str], AppArgument],
+    concurrency: Annotated[
+        int,
+        typer.Option("--concurrency", "-c", min=1, max=_MOST_AT_ONCE, metavar="N", help="At most so many at once."),
+    ] = 50,
+    lease: Annotated[
+        float,
+        typer.Option("--lease", metavar="SECONDS", help="After a crash, others take up its conversations after this."),
+    ] = 15.0,
+    poll: Annotated[float, typer.Option("--poll", metavar="SECONDS", help="Look for work about this often.")] = 0.25,
+    grace: Annotated[
+        float,
+        typer.Option("--grace", metavar="SECONDS", help="Told to stop, wait so long for tools that run."),
+    ] = 10.0,
+    drain: Annotated[bool, typer.Option("--drain", help="End when nothing is left to do.")] = False,
+    pool_size: Annotated[
+        int | None,
+        typer.Option("--pool-size", min=1, metavar="N", help="At most so many connections; enough if not given."),
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what is waited for, too.")] = False,
+) -> Exit:
+    """Answer what is posted to agents' conversations.
+
+    Any number of workers may serve the same agents; what a crashed one has left, another goes on with when its lease
+    has expired. SIGTERM and Ctrl-C hand everything back, and others go on at once; a second one ends at once. With
+    --json the log is one object a line.
+    """
+    for option, seconds in (("--lease", lease), ("--poll", poll), ("--grace", grace)):
+        check_seconds(option, seconds)
+    agents = load(apps)
+    settings = {
+        "concurrency": concurrency,
+        "lease_seconds": lease,
+        "poll_seconds": poll,
+        "grace_seconds": grace,
+        "owner": f"{socket.gethostname()}:{os.getpid()}",
+    }
+    connections = pool_size or _connections(agents, concurrency)
+    log = Log(options, verbose=verbose)
+    return asyncio.run(_serve(options, agents, log, settings, connections=connections, drain=drain))
+
+
+async def _serve(
+    options: Options, agents: Sequence[Agent], log: Log, settings: dict[str, Any], *, connections: int, drain: bool
+) -> Exit:
+    from turnkeep.runner import Worker
+
+    async with opened(options, pool_size=connections) as store:
+        serving = Worker(store, agents, **settings)
+        stop = Stop(serving, log)
+        names = [agent.name for agent in agents]
+        where = f"on {place_of(store, options)}, {settings['concurrency']} at a time, as {settings['owner']}"
+        log.tell(f"serving {', '.join(names)} {where}", agents=names, **settings)
+        await serving.run(drain=drain)
+        log.tell("everything is handed back" if stop.asked else "nothing is left to do")
+    code = Exit.INTERRUPTED if stop.asked and drain else Exit.OK
+    _end_soon(code)
+    return code
+
+
+def _connections(agents: Sequence[Agent], concurrency: int) -> int:
+    """How many connections are enough. A transactional tool holds one for as long as it runs."""
+    holding = any(tool.policy == "transactional" for agent in agents for tool in agent.tools)
+    return (concurrency if holding else min(concurrency, _MOST_CONNECTIONS)) + _SPARE_CONNECTIONS
+
+
+def _end_soon(code: Exit) -> None:
+    """See to it that the process ends, though a tool that was given up may still be running in its thread."""
+    ending = threading.Timer(_LAST_SECONDS, os._exit, (int(code),))
+    ending.daemon = True
+    ending.start()
+
+
+class Stop:
+    """Listens to SIGTERM and SIGINT: the first lets the worker come to its end, the second ends the process."""
+
+    def __init__(self, worker: Worker, log: Log) -> None:
+        self.asked = False
+        self._worker = worker
+        self._log = log
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop)
+
+    def _stop(self) -> None:
+        if self.asked:
+            os._exit(Exit.INTERRUPTED)
+        self.asked = True
+        self._log.tell("stopping: what is under way is handed back; a second signal ends at once")
+        self._worker.stop()
+
+
+# -- the log
+
+
+class Log:
+    """What the runner logs, on stderr, unless the app has handlers of its own for that."""
+
+    def __init__(self, options: Options, *, verbose: bool) -> None:
+        self._options = options
+        logger = logging.getLogger("turnkeep.runner")
+        if verbose:
+            logger.setLevel(logging.INFO)
+        if not logger.hasHandlers():
+            handler = logging.StreamHandler(sys.stderr)
+            handler.setFormatter(_Lines() if not options.json else _Objects())
+            logger.addHandler(handler)
+
+    def tell(self, words: str, **facts: Any) -> None:
+        """Say how the worker itself gets on."""
+        if not self._options.json:
+            self._options.output.note(words)
+        elif not self._options.quiet:
+            print(
+                json.dumps({"time": _time(), "level": "INFO", "message": words, **facts}), file=sys.stderr, flush=True
+            )
+
+
+class _Lines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        lines = [f"{datetime.fromtimestamp(record.created):%H:%M:%S} {record.levelname} {record.getMessage()}"]
+        if record.exc_info:
+            lines.append(self.formatException(record.exc_info))
+        return printable("\n".join(lines))
+
+
+class _Objects(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        told = {"time": _time(record.created), "level": record.levelname, "message": record.getMessage()}
+        if record.exc_info:
+            told["exception"] = self.formatException(record.exc_info)
+        return json.dumps(told)
+
+
+def _time(seconds: float | None = None) -> str:
+    now = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
+    return now.isoformat(timespec="milliseconds")
