@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,10 +14,12 @@ import psycopg
 import pytest
 
 import turnkeep
+from turnkeep.testing import Exchange, ModelServer, Reply, ToolCall
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NOWHERE = "http://127.0.0.1:9/v1"
 # Lines of shell that a test of their own runs, or that prepare a machine.
 ELSEWHERE = ("make ", "pip ", "export ", "turnkeep demo")
 
@@ -55,7 +58,7 @@ README_EXAMPLE = next(one.values[0] for one in snippets("python") if "begin_turn
 @pytest.mark.parametrize("code", snippets("python"))
 def test_python_runs(dsn: str, code: str, tmp_path: Path) -> None:
     modules(tmp_path)
-    python(dsn, f"import os; os.environ.setdefault('MODEL_URL', 'http://127.0.0.1:9/v1')\n{code}", tmp_path)
+    python(dsn, f"import os; os.environ |= dict(MODEL_URL={NOWHERE!r}, OPENAI_BASE_URL={NOWHERE!r})\n{code}", tmp_path)
 
 
 def test_readmes_example_goes_on_and_repeats_nothing(dsn: str) -> None:
@@ -68,19 +71,38 @@ def test_readmes_example_goes_on_and_repeats_nothing(dsn: str) -> None:
 def test_sql_runs(dsn: str, query: str) -> None:
     python(dsn, README_EXAMPLE)
     with psycopg.connect(dsn) as connection:
-        parameters = {"conversation": turnkeep.conversation_uuid("ticket-42")} if "$1" in query else None
+        parameters = {"conversation": turnkeep.conversation_uuid("ticket-43")} if "$1" in query else None
         rows = connection.execute(query.replace("$1", "%(conversation)s").encode(), parameters).fetchall()
     assert rows
 
 
 @pytest.mark.parametrize("lines", snippets("sh"))
-def test_shell_runs(dsn: str, lines: str) -> None:
+def test_shell_runs(dsn: str, lines: str, tmp_path: Path) -> None:
     python(dsn, README_EXAMPLE)
-    for line in lines.splitlines():
-        command = line.split("#")[0].strip()
-        if command and not command.startswith(ELSEWHERE):
-            ran = subprocess.run(command, shell=True, env=environment(dsn), capture_output=True, text=True)
-            assert ran.returncode == 0, f"{command}: {ran.stdout}{ran.stderr}"
+    modules(tmp_path)
+    script = [
+        Exchange("Order 7 never came. Refund it, please.", [
+            Reply(tool_calls=[ToolCall("find_order", {"order": 7})]),
+            Reply(tool_calls=[ToolCall("refund", {"order": 7, "cents": 4200})]),
+            Reply(content="Your 42.00 are on their way back."),
+        ])
+    ]  # fmt: skip
+    with ModelServer(script) as model:
+        surroundings = {**environment(dsn), "OPENAI_BASE_URL": model.base_url, "OPENAI_API_KEY": "none"}
+        beside: list[subprocess.Popen[bytes]] = []
+        for line in lines.splitlines():
+            command = line.split("#")[0].strip()
+            if command.endswith("&"):
+                beside.append(subprocess.Popen(shlex.split(command[:-1]), env=surroundings, cwd=tmp_path))
+            elif command and not command.startswith(ELSEWHERE):
+                ran = subprocess.run(
+                    command, shell=True, env=surroundings, cwd=tmp_path, stdin=subprocess.DEVNULL,
+                    capture_output=True, text=True,
+                )  # fmt: skip
+                assert ran.returncode == 0, f"{command}: {ran.stdout}{ran.stderr}"
+        for process in beside:
+            process.terminate()
+            assert process.wait(30) == 0
 
 
 def test_links_between_pages_lead_somewhere() -> None:
