@@ -53,6 +53,7 @@ from turnkeep.runner.effects import (
     WaitForPerson,
 )
 from turnkeep.runner.loop import turns
+from turnkeep.runner.tools import tool
 from turnkeep.runner.transcript import UNKNOWN_OUTCOME
 
 CORPUS = Path(__file__).parent.parent / "corpus"
@@ -354,17 +355,20 @@ def test_ask_waits_for_a_person_after_the_others_have_run() -> None:
     assert isinstance(stopped, WaitForPerson)
     assert [one.index for one in stopped.calls] == [0]
     assert simulator.kinds() == [
-        "Save", "RunTool", "RunTool", "AwaitTool", "Save", "AwaitTool", "Save", "WaitForPerson",
+        "Save", "RunTool", "RunTool", "AwaitTool", "Save", "AwaitTool", "Save", "Save", "WaitForPerson",
     ]  # fmt: skip
     assert [run.name for run in simulator.of(RunTool)] == ["search", "refund"]
     assert simulator.branch.turn_open
+    assert simulator.branch.state["flags"]["requires_human_input"] is True
     assert isinstance(simulator.go(), WaitForPerson)  # whoever looks, until somebody has decided
+    assert simulator.kinds()[-2:] == ["WaitForPerson", "WaitForPerson"]
     simulator.decide(stopped.calls)
     assert simulator.go() is None
     assert [result["content"] for result in asked_after(simulator)[2:]] == [
         DECIDED, "search of (0, 1, 1)", UNKNOWN_OUTCOME, "refund of (0, 1, 3)",
     ]  # fmt: skip
     assert simulator.runs[0, (0, 1, 0)] == 1
+    assert simulator.branch.state["flags"]["requires_human_input"] is False
 
 
 def test_calls_with_a_result_are_not_looked_at_after_a_crash() -> None:
@@ -385,7 +389,7 @@ def test_the_stricter_of_stored_and_current_policy_wins(stored: Policy, current:
     stricter = max(stored, current, key=STRICTNESS.index)
     if stricter is Policy.ASK:
         assert isinstance(stopped, WaitForPerson)
-        assert simulator.kinds() == ["WaitForPerson"]
+        assert simulator.kinds() == ["Save", "WaitForPerson"]
         return
     assert stopped is None
     assert outcomes(simulator.branch) == ["unknown" if stricter is Policy.REPORT else "ok"]
@@ -588,6 +592,13 @@ def test_a_call_of_an_older_schema_on_a_fork_is_not_said_not_to_have_run() -> No
     simulator = resumed(pending(element("mail", Policy.REPORT, '{"m": "as it was"}'), uncertain=True))
     assert simulator.go() is None
     assert outcomes(simulator.branch) == ["unknown"]
+
+
+def test_an_idempotent_call_of_an_older_schema_on_a_fork_is_not_said_not_to_have_run() -> None:
+    simulator = resumed(pending(element("search", Policy.RERUN, '{"m": "as it was"}'), uncertain=True))
+    assert simulator.go() is None
+    assert not simulator.of(RunTool)
+    assert "not run" not in contents(simulator.branch)[0]
 
 
 def test_a_person_is_asked_about_a_started_call_whose_arguments_no_longer_validate() -> None:
@@ -997,12 +1008,22 @@ def test_a_call_issued_by_somebody_elses_loop_may_have_been_started(
     stopped = simulator.go()
     if outcome is None:
         assert isinstance(stopped, WaitForPerson)
-        assert simulator.kinds() == ["WaitForPerson"]
+        assert simulator.kinds() == ["Save", "WaitForPerson"]
         return
     assert outcomes(simulator.branch) == [outcome]
     assert simulator.branch.messages[2]["metadata"]["tool_name"] == name
     assert simulator.of(Save)[0].tool_results[0]["name"] == name
     assert asked_after(simulator)[2]["tool_call_id"] == "c"
+
+
+@pytest.mark.parametrize("arguments", [{"arguments": None}, {"arguments": ""}, {"arguments": {}}, {}], ids=repr)
+def test_a_call_of_somebody_elses_loop_needs_no_arguments_where_its_tool_has_none(arguments: Json) -> None:
+    @tool(idempotent=True)
+    async def ping() -> None: ...
+
+    simulator = resumed(pending({"id": "c", "name": "ping", **arguments}), agent=make_agent(ping))
+    assert simulator.go() is None
+    assert [run.arguments for run in simulator.of(RunTool)] == [{}]
 
 
 def test_a_call_of_somebody_elses_loop_to_a_tool_that_is_not_ours_is_not_said_not_to_have_run() -> None:

@@ -171,10 +171,29 @@ def test_a_result_that_names_an_index_belongs_to_the_call_there() -> None:
     assert contents([calling, *landed]) == ["r0", "r1", "r2"]
 
 
+def test_an_index_of_somebody_elses_meaning_does_not_hide_a_result() -> None:
+    calling = assistant(tool_calls=[{"id": id, "name": "search"} for id in ("X", "Y")])
+    landed = [result("y", tool_call_id="Y", index=1), result("x", tool_call_id="Z", index=0)]
+    assert contents([calling, *landed])[1] == "y"
+    assert contents([assistant(tool_calls=[{"id": "X", "name": "search"}]), result("x", index=0)]) == ["x"]
+
+
+def test_a_made_up_tool_name_goes_back_as_one_that_servers_take() -> None:
+    for name, sent in (("functions.search x", "functions_search_x"), ("", "unknown"), ("search", "search")):
+        wire = request_messages(None, [assistant(tool_calls=[{"id": "a", "name": name}])])
+        assert wire[0]["tool_calls"][0]["function"]["name"] == sent
+
+
 def test_results_that_name_an_id_only_belong_to_its_calls_in_their_order() -> None:
     calling = assistant(tool_calls=[{"id": id, "name": "search"} for id in ("X", "Y", "X")])
     landed = [result(content, tool_call_id=id) for content, id in (("y", "Y"), ("x0", "X"), ("x2", "X"))]
     assert contents([calling, *landed]) == ["x0", "y", "x2"]
+
+
+def test_an_id_made_up_for_one_call_takes_no_result_of_another() -> None:
+    calling = assistant(tool_calls=[{"id": id, "name": "search"} for id in ("a", "a", "a_1")])
+    landed = [result(content, tool_call_id=id) for content, id in (("r2", "a_1"), ("r0", "a"), ("r1", "a"))]
+    assert contents([calling, *landed]) == ["r0", "r1", "r2"]
 
 
 def test_a_call_without_a_result_does_not_take_one_of_the_next_round() -> None:
@@ -195,7 +214,11 @@ def test_equal_results_of_two_calls_are_two_results() -> None:
     assert contents([calling, result("same", tool_call_id="X"), result("same", tool_call_id="X")]) == ["same"] * 2
 
 
-@pytest.mark.parametrize("between", [[USER], [USER, USER], [{"role": "assistant", "content": "caption"}]], ids=str)
+@pytest.mark.parametrize(
+    "between",
+    [[USER], [USER, USER], [{"role": "assistant", "content": "caption"}], [USER | {"tool_calls": [CALL]}]],
+    ids=str,
+)
 def test_a_result_is_sent_behind_its_call_whatever_was_stored_between_them(between: list[Json]) -> None:
     calling = assistant(tool_calls=[{"id": "X", "name": "search"}])
     assert contents([calling, *between, result("found", tool_call_id="X", index=0)]) == ["found"]

@@ -200,9 +200,12 @@ def _settle(agent: Agent, head: Head, now: Now) -> Steps:
             return None
     runs = {call.place: decision for call, decision in decisions if isinstance(decision, Run)}
     head = yield from _run(agent, head, runs, now)
-    asked = tuple(call for call in head.pending)
-    if asked:
-        yield WaitForPerson(asked)
+    if head.pending:  # a person's
+        calls = [call.call for call in head.pending]
+        waits = _state(agent, head, step_count=_steps_taken(head), calls=calls, waits=True)
+        if head.state != waits:
+            head = yield Save(state=waits)
+        yield WaitForPerson(head.pending)
         return None
     return head
 
@@ -247,7 +250,9 @@ def _steps_taken(head: Head) -> int:
     return count if isinstance(count, int) and not over else 0
 
 
-def _state(agent: Agent, head: Head, *, step_count: int, calls: Sequence[Any] = (), final: bool = False) -> Json:
+def _state(
+    agent: Agent, head: Head, *, step_count: int, calls: Sequence[Any] = (), final: bool = False, waits: bool = False
+) -> Json:
     """The state to save: what others keep in it stays."""
     before = head.state if isinstance(head.state, dict) else {}
     flags = before.get("flags")
@@ -258,5 +263,5 @@ def _state(agent: Agent, head: Head, *, step_count: int, calls: Sequence[Any] = 
         "max_steps": agent.max_steps,
         "current_tool": called_name(calls[0]) if calls else None,
         "variables": variables if isinstance(variables, dict) else {},
-        "flags": {**(flags if isinstance(flags, dict) else {}), "is_final": final, "requires_human_input": False},
+        "flags": {**(flags if isinstance(flags, dict) else {}), "is_final": final, "requires_human_input": waits},
     }

@@ -8,6 +8,7 @@ the call's place in its assistant's message: providers reuse ids.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ UNKNOWN_OUTCOME = (
     "The outcome of this call is unknown: the process that ran it was lost before it could tell. It may have taken "
     "effect, in whole or in part. Check before doing it again."
 )
+_NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")  # servers refuse a history with other ones, such as models make up
 _NO_RESULT = "No result of this call was recorded: its outcome is unknown."
 
 
@@ -192,10 +194,11 @@ def _calls(message: Json) -> list[Json]:
 def _answers(result: Json, call: Json, index: int) -> bool:
     """Whether a result is that of a call: it names the call's index, or else its id."""
     metadata = _metadata(result)
-    if "index" in metadata:
-        return bool(metadata["index"] == index)
     named = metadata.get("tool_call_id") or result.get("tool_call_id")
-    return isinstance(named, str) and named in (call["given_id"], call["id"])
+    fits = isinstance(named, str) and named in (call["given_id"], call["id"])
+    if "index" in metadata and (fits or not named):
+        return bool(metadata["index"] == index)
+    return fits
 
 
 def _wire_assistant(message: Json, calls: Sequence[Json]) -> Json:
@@ -217,7 +220,7 @@ def _wire_call(own: Json, call: Json) -> Json:
     # Some servers refuse a whole history for arguments that are no JSON; the result tells the model what they were.
     function = {
         **_object(own.get("function")),
-        "name": call["name"],
+        "name": _NOT_IN_NAMES.sub("_", call["name"]) or "unknown",
         "arguments": call["arguments"] if _is_object(call["arguments"]) else "{}",
     }
     return {**own, "id": call["id"], "type": "function", "function": function}
