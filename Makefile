@@ -1,8 +1,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+ENGINES := engines/.venv
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench lock clean
+.PHONY: help demo test lint bench engines lock clean
 
 help:    ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/'
@@ -21,16 +22,24 @@ lint: $(VENV)/ready    ## ruff and mypy
 bench: $(VENV)/ready pgbouncer    ## ratios beside their budgets
 	$(BIN)/python -m bench
 
+engines: $(VENV)/ready $(ENGINES)/ready    ## real model servers, killed in the middle of a stream
+	$(BIN)/pytest -q engines
+
 lock: $(VENV)/ready    ## write down what CI installs
 	$(BIN)/pip freeze --exclude-editable | grep -v "^pip==" > constraints.txt
 
 clean:    ## remove the virtual environment and caches
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(ENGINES) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(ENGINES)/ready: engines/llamacpp.txt
+	$(PYTHON) -m venv $(ENGINES)
+	$(ENGINES)/bin/pip install --quiet --disable-pip-version-check --no-deps -r engines/llamacpp.txt
 	@touch $@
 
 .PHONY: pgbouncer

@@ -9,6 +9,7 @@ import signal
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -414,6 +415,31 @@ async def test_a_worker_whose_lease_is_lost_breaks_off_and_writes_nothing(
         await asyncio.wait_for(broken_off.wait(), 30)
         reply = await store.wait_reply("c", key, seconds=60)
     assert results(reply.checkpoint) == [("unknown", UNKNOWN_OUTCOME)]
+
+
+async def test_a_worker_that_stood_still_longer_than_its_lease_goes_on_where_it_was(
+    store: AsyncStore, model: Model, advance: Callable[[timedelta], None]
+) -> None:
+    began, go_on = asyncio.Event(), asyncio.Event()
+    runs = 0
+
+    @tool
+    async def slow() -> str:
+        nonlocal runs
+        runs += 1
+        began.set()
+        await go_on.wait()
+        return "slow"
+
+    server = model(calls("slow"), Reply(content="fine"))
+    key = await ask(store)
+    async with working(store, agent(server, slow), lease_seconds=20):
+        await began.wait()
+        advance(timedelta(seconds=30))  # as if it had been stopped for so long
+        assert (await store.restore("c")).status == "running"
+        go_on.set()
+        reply = await store.wait_reply("c", key, seconds=60)
+    assert (results(reply.checkpoint), runs) == ([("ok", "slow")], 1)
 
 
 async def test_a_tool_that_runs_longer_than_its_lease_keeps_it(store: AsyncStore, model: Model, dsn: str) -> None:

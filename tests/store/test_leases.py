@@ -42,11 +42,53 @@ async def test_an_expired_lease_writes_nothing_even_if_nobody_took_over(store: A
     advance(timedelta(seconds=11))
     with pytest.raises(turnkeep.LeaseLostError):
         await runner.save([ANSWER], final=True)
-    with pytest.raises(turnkeep.LeaseLostError):
-        await runner.renew()
     assert (await store.restore("c")).sub_step == 0
     await other.save([ANSWER])
     assert (await store.restore("c")).sub_step == 1
+    with pytest.raises(turnkeep.LeaseLostError):
+        await runner.renew()
+
+
+async def test_an_expired_lease_that_nobody_used_can_be_renewed(store: AsyncStore, advance: Advance) -> None:
+    runner, other = await two(store)
+    lease = await runner.claim(seconds=10)
+    advance(timedelta(seconds=11))
+    await store.post("c", "meanwhile")
+    renewed = await runner.renew()
+    assert renewed.token == lease.token
+    with pytest.raises(turnkeep.LeaseHeldError):
+        await other.save([ANSWER])
+    await runner.save([ANSWER], final=True)
+    assert (await store.restore("c")).sub_step == 1
+
+
+@pytest.mark.parametrize("use", ["save", "claim", "claim_waiting", "resume", "release"])
+async def test_an_expired_lease_that_somebody_used_is_over_for_good(
+    store: AsyncStore, advance: Advance, use: str
+) -> None:
+    runner = await store.conversation("c", agent_id="support")
+    await runner.claim(seconds=10)
+    await runner.begin_turn(USER)
+    advance(timedelta(seconds=11))
+    other = await store.conversation("c")
+    match use:
+        case "save":
+            await other.save([ANSWER])
+        case "claim":
+            await other.claim(seconds=10)
+        case "claim_waiting":
+            assert len(await store.claim_waiting(["support"], limit=1, seconds=10)) == 1
+        case "resume":
+            await store.resume("c")
+        case "release":
+            await other.claim(seconds=10)
+            await other.release()
+    for later in (12, 120):
+        advance(timedelta(seconds=later))
+        with pytest.raises(turnkeep.LeaseLostError):
+            await runner.renew()
+        with pytest.raises(turnkeep.LeaseLostError):
+            await runner.save([ANSWER])
 
 
 async def test_a_zombie_of_the_same_owner_is_shut_out_by_its_token(store: AsyncStore, advance: Advance) -> None:

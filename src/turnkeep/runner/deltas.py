@@ -14,12 +14,17 @@ _WHOLE: Final = frozenset({"role", "type", "id", "name", "format", "status", "ca
 
 
 class ModelUnavailableError(Exception):
-    """The model server gave no whole reply this time: why, and the seconds it wants to be left alone, if it said so."""
+    """The model server gave no whole reply this time: why, and the seconds it wants to be left alone, if it said so.
 
-    def __init__(self, reason: str, retry_after: float | None = None) -> None:
-        super().__init__(reason, retry_after)
+    `status` is that of HTTP, if there was one; `begun` says whether a part of the reply had come.
+    """
+
+    def __init__(self, reason: str, retry_after: float | None = None, status: int | None = None) -> None:
+        super().__init__(reason, retry_after, status)
         self.reason = reason
         self.retry_after = retry_after
+        self.status = status
+        self.begun = False
 
     def __str__(self) -> str:
         return self.reason
@@ -33,6 +38,7 @@ class ReplyBuilder:
     """
 
     def __init__(self) -> None:
+        self.begun = False
         self.finish_reason: str | None = None
         self._message: Json = {}
         self._usage: Json | None = None

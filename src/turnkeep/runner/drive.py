@@ -6,15 +6,15 @@ import asyncio
 import logging
 import random
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 
-from turnkeep.errors import PoolExhaustedError, UnavailableError, UncertainOutcomeError, UnstorableError
+from turnkeep.errors import LeaseLostError, PoolExhaustedError, UnavailableError, UncertainOutcomeError, UnstorableError
 from turnkeep.model import PendingCall
 from turnkeep.runner.agent import Agent
 from turnkeep.runner.deltas import ModelUnavailableError
@@ -38,19 +38,18 @@ from turnkeep.runner.effects import (
 )
 from turnkeep.runner.loop import turns
 from turnkeep.runner.models import ModelClient
+from turnkeep.runner.patience import Patience
 from turnkeep.runner.tools import Tool, ToolContext, result_content
 from turnkeep.runner.transcript import UNKNOWN_OUTCOME
 from turnkeep.store import AsyncBranch, AsyncTransaction
 
 log = logging.getLogger("turnkeep.runner")
 
-_FIRST_WAIT = 0.1
-_LONGEST_WAIT = 5.0
-_PATIENCE = 60.0  # a model server away for longer: the branch is handed back
-_LATER = 30.0
+_LATER = 30.0  # seconds until a branch that was handed back is taken up again
 _LONGEST_ERROR = 10_000
 _TRANSACTIONS = 5  # tries of a transactional tool whose transaction could not commit
 
+Result = TypeVar("Result")
 OnText = Callable[[str], None]
 
 
@@ -136,11 +135,11 @@ class Driver:
                 return await self._await_tool()
             case SaveStarted(calls):
                 self._check_stopping()
-                await self.branch.mark_started(calls)
+                await self._written(lambda: self.branch.mark_started(calls))
                 return self._head()
             case TakeRequest(state):
                 self._check_stopping()
-                if await self.branch.take_request(state=state) is None:
+                if await self._written(lambda: self.branch.take_request(state=state)) is None:
                     return None
                 log.info("%r: a request is taken up", self.branch)
                 return self._head()
@@ -163,27 +162,33 @@ class Driver:
         if self._stopping.is_set():
             raise Stopped("the worker stops")
 
+    async def _written(self, write: Callable[[], Awaitable[Result]]) -> Result:
+        """Write under the lease. One that ran out while this process stood still is renewed, if nobody has taken it."""
+        try:
+            return await write()
+        except LeaseLostError:
+            await self.branch.renew()
+            return await write()
+
     # -- the model
 
     async def _ask(self, effect: AskModel) -> ModelReply | ModelRefused:
         """Ask until there is an answer: a server that is away, or dies in the middle, is waited for."""
         self._check_stopping()
-        loop = asyncio.get_running_loop()
-        since: float | None = None
-        wait = _FIRST_WAIT
+        patience = Patience()
         while True:
             try:
                 reply: ModelReply | ModelRefused = await self._unless_stopping(self.model.reply(effect, self._on_text))
                 return reply
             except ModelUnavailableError as error:
-                since = loop.time() if since is None else since
-                if loop.time() - since > _PATIENCE:
+                pause = patience.after(error, asyncio.get_running_loop().time())
+                if isinstance(pause, ModelRefused):
+                    return pause
+                if pause is None:
                     self._release = {"delay": _LATER}
-                    raise Stopped(f"the model server has been away for {_PATIENCE:g} s: {error}") from error
+                    raise Stopped(f"the model server is away: {error}") from error
                 log.info("%r waits for the model server: %s", self.branch, error)
-                pause = max(wait * random.uniform(0.5, 1.0), error.retry_after or 0.0)
-            await self._unless_stopping(asyncio.sleep(min(pause, _LATER)))
-            wait = min(wait * 2, _LONGEST_WAIT)
+            await self._unless_stopping(asyncio.sleep(min(pause, _LATER) * random.uniform(0.5, 1.0)))
 
     async def _unless_stopping(self, action: Any) -> Any:
         """The action's result; it is cancelled when the driver is asked to stop."""
@@ -250,13 +255,16 @@ class Driver:
         }
         opened = self._transactions.pop(effect.answers[0].place, None) if len(effect.answers) == 1 else None
         if opened is None:
-            await self.branch.save(effect.messages, tool_calls=effect.tool_calls or None, final=effect.final, **content)
+            calls = effect.tool_calls or None
+            await self._written(
+                lambda: self.branch.save(effect.messages, tool_calls=calls, final=effect.final, **content)
+            )
             if effect.final:
                 log.info("%r: the turn has ended", self.branch)
             return self._head()
         async with opened.stack:
             try:
-                await opened.transaction.save(effect.messages, **content)
+                await self._written(lambda: opened.transaction.save(effect.messages, **content))
             except UnavailableError as error:
                 log.info("%r: %s is run again: %s", self.branch, opened.effect.name, error)
                 self._start(opened.effect)

@@ -100,7 +100,12 @@ class ModelClient:
             response = await self._open(stack, effect)
             if isinstance(response, ModelRefused):
                 return response
-            return await self._read(response, on_text)
+            building = ReplyBuilder()
+            try:
+                return await self._read(response, building, on_text)
+            except ModelUnavailableError as error:
+                error.begun = building.begun
+                raise
 
     async def _open(self, stack: AsyncExitStack, effect: AskModel) -> AsyncAPIResponse[Any] | ModelRefused:
         body = {**self._options, "messages": list(effect.messages)}
@@ -126,11 +131,14 @@ class ModelClient:
             model=self._agent.model, messages=[], stream=True, extra_body=body, **self._extras
         )
 
-    async def _read(self, response: AsyncAPIResponse[Any], on_text: OnText | None) -> ModelReply | ModelRefused:
-        building, done = ReplyBuilder(), False
+    async def _read(
+        self, response: AsyncAPIResponse[Any], building: ReplyBuilder, on_text: OnText | None
+    ) -> ModelReply | ModelRefused:
+        done = False
         async with aclosing(self._events(response)) as events:
             try:
                 async for event, data in events:
+                    building.begun = True
                     if done := data.startswith("[DONE]"):
                         break
                     chunk = _parse(data)
@@ -218,7 +226,7 @@ def _refusal(error: APIStatusError) -> ModelRefused:
     status = error.status_code
     message = f"HTTP {status}: {told}" if told else f"HTTP {status}"
     if (status >= 500 or status in _PASSING) and not kinds & _TOO_LONG:
-        raise ModelUnavailableError(message, _retry_after(error.response.headers)) from None
+        raise ModelUnavailableError(message, _retry_after(error.response.headers), status) from None
     return ModelRefused(message, status)
 
 

@@ -99,7 +99,11 @@ class Worker:
             return 0
         try:
             claimed = await self._store.claim_waiting(
-                list(self._agents), limit=min(free, _BATCH), owner=self._owner, seconds=self._lease_seconds
+                list(self._agents),
+                limit=min(free, _BATCH),
+                owner=self._owner,
+                seconds=self._lease_seconds,
+                skip=[(driver.branch.conversation_id, driver.branch.branch) for driver in self._driven.values()],
             )
         except (UnavailableError, PoolExhaustedError) as error:
             log.warning("no work can be claimed: %s", error)

@@ -359,7 +359,10 @@ class AsyncBranch:
         return branch
 
     async def renew(self) -> Lease:
-        """Let the lease live for its full length from now. Raises `LeaseLostError` if it has not lived until now."""
+        """Let the lease live for its full length from now, also one that has expired, if nobody has used that.
+
+        Raises `LeaseLostError` where somebody has claimed the branch or written to it since.
+        """
         lease = self._held_lease()
         ((until,),) = await self._database.fetch(
             "renew", {**self._place, "token": lease.token, "lease_seconds": lease.seconds}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -330,13 +330,19 @@ class AsyncStore:
         return bool(outcome == "ready")
 
     async def claim_waiting(
-        self, agents: Sequence[str], *, limit: int, owner: str | None = None, seconds: float = 15.0
+        self,
+        agents: Sequence[str],
+        *,
+        limit: int,
+        owner: str | None = None,
+        seconds: float = 15.0,
+        skip: Collection[tuple[uuid.UUID, int]] = (),
     ) -> list[AsyncBranch]:
         """Take leases on up to `limit` branches of these agents that wait for a worker, the longest waiting first.
 
         A branch waits when it is ready, or when its worker has let its lease expire. One whose worker has died five
         times in a row without progress is failed instead. The `agent_id` of each is its conversation's. `owner` and
-        `seconds` are `AsyncBranch.claim`'s (G5).
+        `seconds` are `AsyncBranch.claim`'s (G5). `skip` are (conversation_id, branch) that the caller runs itself.
         """
         owner, seconds = lease_terms(owner, seconds)
         parameters = {"agents": [*agents], "limit": _arguments.page(limit)}
@@ -345,7 +351,8 @@ class AsyncStore:
             waiting += await self._database.fetch("ready", parameters)
         claims: list[tuple[Lease, str]] = []
         places: list[Wanted] = []
-        for conversation_id, number, agent in waiting[:limit]:
+        ours = [one for one in waiting if (one[0], one[1]) not in skip]
+        for conversation_id, number, agent in ours[:limit]:
             lease = await take_lease(self._database, conversation_id, number, owner, seconds, waiting=True)
             if isinstance(lease, Lease):
                 claims.append((lease, agent))

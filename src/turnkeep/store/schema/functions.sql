@@ -515,7 +515,8 @@ BEGIN
     outcome := coalesce(outcome, 'not_found');
 END $$;
 
--- The lease's new end, or null if the token no longer holds.
+-- The lease's new end, or null if the token no longer holds. It holds, though expired, until somebody claims the branch or
+-- writes to it: nothing has happened there that its holder does not know.
 CREATE OR REPLACE FUNCTION {schema}.renew_v1(
     p_conversation uuid, p_branch int, p_token bigint, p_lease_seconds float8
 ) RETURNS timestamptz LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
@@ -527,7 +528,7 @@ BEGIN
     SET lease_until = v_now + pg_catalog.make_interval(secs => p_lease_seconds),
         updated_at = greatest(v_now, b.updated_at + interval '1 microsecond')
     WHERE b.conversation_id = p_conversation AND b.branch = p_branch
-        AND b.lease_token = p_token AND b.lease_until > v_now
+        AND b.lease_token = p_token AND p_token <> 0
     RETURNING b.lease_until INTO v_until;
     RETURN v_until;
 END $$;
