@@ -18,16 +18,15 @@ def demo(
     options: Options,
     sabotage: Annotated[
         bool,
-        typer.Option("--sabotage", help="Let the writer acknowledge before the commit: the check must fail."),
+        typer.Option("--sabotage", help="Let the client acknowledge before the commit: the check must fail."),
     ] = False,
     seed: Annotated[
         int | None, typer.Option("--seed", metavar="N", help="Kill in the order that an earlier demo's seed gave.")
     ] = None,
 ) -> Exit:
-    """Kill the writer of twelve conversations, and its Postgres, in the middle of saves; then compare every byte.
+    """Kill model server, worker and Postgres under twelve agents at work; then count what was lost or done twice.
 
-    Takes a quarter of a minute, on a private Postgres that is removed at the end. Exit code 0 says that nothing was
-    lost or doubled.
+    Takes about forty seconds, on a private Postgres that is removed at the end. Exit code 0 says: nothing.
     """
     from turnkeep.demo.events import Unseen
     from turnkeep.demo.run import run_demo

@@ -1,6 +1,7 @@
-"""`turnkeep demo`: twelve conversations written while their writer and their Postgres are killed, then checked.
+"""`turnkeep demo`: twelve agents at work while model server, worker and Postgres are killed, then the count.
 
-Three parties. The *writer* plays the shipped conversations through the store, and is killed. Postgres is killed.
-The *client*, which is the command itself, is never killed: it keeps a ledger outside the database of what was
-intended and what was acknowledged, does the killing, and compares at the end.
+Four parties. The *model server* answers by the shipped conversations, the *worker* runs the agents and their tools,
+Postgres keeps everything: all three are killed. The *client*, which is the command itself, is never killed: it posts
+the users' messages, keeps a ledger outside the database of what was acknowledged, does the killing, and compares at
+the end with a run that nobody disturbed.
 """

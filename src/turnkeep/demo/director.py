@@ -1,4 +1,4 @@
-"""The kills: planned purely, and each done only when saves were seen at work in the database."""
+"""The kills: planned purely, and each done only when what it is to interrupt was seen under way."""
 
 from __future__ import annotations
 
@@ -6,127 +6,179 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from enum import StrEnum
 
-import psycopg
-
-from turnkeep.demo.client import Client, DemoError
-from turnkeep.demo.events import Holding, Target, View
-from turnkeep.demo.statements import HOLD, IN_FLIGHT
+from turnkeep.demo.client import Client
+from turnkeep.demo.events import ModelStarted, Target, View, Waiting
+from turnkeep.demo.progress import Kill, Progress
+from turnkeep.demo.sightings import Seen, Sightings
+from turnkeep.demo.workers import Workers
 from turnkeep.embedded import EmbeddedPostgres
-from turnkeep.model import conversation_uuid
+from turnkeep.runner.effects import Policy
+from turnkeep.testing import ModelServer
 
-_TARGETS = [*[Target.WRITER] * 4, *[Target.POSTGRES] * 3, *[Target.BOTH] * 2]
-_MOST_HELD = 6
-_PATIENCE = 30.0
-_STEP = 0.005  # seconds between two looks: Postgres announces to nobody that a lock is waited for
+_STEP = 0.02
+_MOST = 4
 
-Connection = psycopg.AsyncConnection[tuple[Any, ...]]
+
+class Moment(StrEnum):
+    """What has to be under way when a kill comes."""
+
+    STREAM = "replies streaming"
+    REPORT_TOOL = "a tool that must not run twice"
+    TRANSACTION = "a transactional tool"
+    SAVE = "saves in flight"
+    POST = "posts in flight"
+
+
+_KINDS = [
+    (Target.MODEL, Moment.STREAM),
+    (Target.MODEL, Moment.STREAM),
+    (Target.WORKER, Moment.REPORT_TOOL),
+    (Target.WORKER, Moment.TRANSACTION),
+    (Target.WORKER, Moment.STREAM),
+    (Target.POSTGRES, Moment.SAVE),
+    (Target.POSTGRES, Moment.SAVE),
+    (Target.POSTGRES, Moment.POST),
+    (Target.BOTH, Moment.SAVE),
+]
+_RARE, _RARE_BEFORE = (Target.WORKER, Moment.TRANSACTION), 5  # late, there may be none any more
+_FIRST, _LAST = 0.04, 0.6  # of all messages: between these the kills are due
 
 
 @dataclass(frozen=True)
 class PlannedKill:
-    """A kill to be done once `after` saves are acknowledged, with the next saves of `hold` conversations in flight."""
+    """A kill to be done once `after` messages are stored, with `count` of what it is to interrupt under way."""
 
     target: Target
+    moment: Moment
     after: int
-    hold: int
+    count: int
 
 
-def plan(seed: int, saves: int) -> tuple[PlannedKill, ...]:
-    """Plan kills of all kinds in an order of the seed's, spread over the first three quarters of all saves."""
+def plan(seed: int, messages: int) -> tuple[PlannedKill, ...]:
+    """Plan kills of all kinds in an order of the seed's."""
     chance = random.Random(seed)
-    targets = chance.sample(_TARGETS, len(_TARGETS))
-    step = saves * 3 // 4 // len(targets)
+    kinds = chance.sample(_KINDS, len(_KINDS))
+    rare = kinds.index(_RARE)
+    kinds.insert(min(rare, _RARE_BEFORE), kinds.pop(rare))
+    step = (_LAST - _FIRST) * messages / len(kinds)
     return tuple(
-        PlannedKill(target, step * number + chance.randint(step // 2, step), chance.randint(1, _MOST_HELD))
-        for number, target in enumerate(targets)
+        PlannedKill(
+            target, moment, int(_FIRST * messages + step * (number + chance.random())), chance.randint(1, _MOST)
+        )
+        for number, (target, moment) in enumerate(kinds)
     )
+
+
+@dataclass(frozen=True)
+class Stage:
+    """All that can be killed, and how it is started again."""
+
+    server: EmbeddedPostgres
+    model: ModelServer
+    workers: Workers
+    start_worker: Callable[[], None]
 
 
 class Director:
     """Does the kills of a plan."""
 
-    def __init__(self, client: Client, server: EmbeddedPostgres, seed: int, view: View) -> None:
+    def __init__(
+        self, stage: Stage, client: Client, progress: Progress, sightings: Sightings, view: View, seed: int
+    ) -> None:
+        self._stage = stage
         self._client = client
-        self._server = server
-        self._chance = random.Random(seed)
+        self._progress = progress
+        self._sightings = sightings
         self._view = view
+        self._chance = random.Random(seed)
 
     async def run(self, kills: Sequence[PlannedKill]) -> None:
         """Do one kill after the other, as long as there is something to play."""
-        client = self._client
         for planned in kills:
-            await client.until(partial(self._is_due, planned), f"{planned.after} acknowledged saves")
-            while client.playing and not await self._kill(planned):
-                pass  # those that were held had come to their end
-
-    def _is_due(self, planned: PlannedKill) -> bool:
-        return len(self._client.ledger.acknowledged) >= planned.after or not self._client.playing
+            await self._until(lambda due=planned.after: self._progress.messages >= due)  # type: ignore[misc]
+            while self._client.playing and not await self._kill(planned):
+                pass  # it came a moment too late
 
     async def _kill(self, planned: PlannedKill) -> bool:
-        """Hold saves in flight, kill, let go, and see it recover. False if nothing was left to be held."""
-        client = self._client
-        playing = sorted(client.playing)
-        names = self._chance.sample(playing, min(planned.hold, len(playing)))
-        await asyncio.to_thread(self._server.ensure)
-        postmaster = await asyncio.to_thread(self._server.postmaster_pid)
-        async with (
-            _connection(self._server.conninfo, autocommit=True) as watcher,
-            _connection(self._server.conninfo) as holder,
-        ):
-            await holder.execute(HOLD, ([conversation_uuid(name) for name in names],))
-            self._view.tell(Holding(len(client.kills) + 1, tuple(names)))
-            backends = await self._in_flight(watcher, holder.info.backend_pid, names)
-            if not backends:
+        """Kill in the right moment, start again, and see that all goes on. False if it was not the right moment."""
+        number = len(self._progress.kills) + 1
+        self._view.tell(Waiting(number, planned.moment))
+        await asyncio.to_thread(self._stage.server.ensure)
+        postmaster = await asyncio.to_thread(self._stage.server.postmaster_pid)
+        async with self._under_way(planned) as seen:
+            if not seen.conversations:
                 return False
-            if planned.target is not Target.POSTGRES:
-                client.kill_writer()
-            if planned.target is not Target.WRITER:
-                _kill_postgres(postmaster, backends)
-            kill = client.killed(planned.target, len(backends), names)
-        if planned.target is not Target.POSTGRES:
-            await client.writer_ended()
-            await client.start_writer()
-        await client.until(
-            lambda: kill.recovery is not None or not client.playing, f"the recovery from kill {kill.number}"
-        )
-        return True
+            at = time.time()
+            worker = self._stage.workers.name
+            self._strike(planned.target, postmaster, seen)
+        await self._start_again(planned.target)
+        hit = seen.conversations
+        if planned.target in (Target.WORKER, Target.BOTH):
+            await self._progress.sessions_gone(worker)
+            await self._progress.look()
+            hit = self._progress.running()
+        else:
+            await self._progress.look()
+        count = seen.confirmed()
+        kill = Kill(number, planned.target, seen.words, count, at)
+        self._progress.interrupted(kill, hit)
+        await self._until(lambda: self._progress.is_over(kill))
+        return count > 0
 
-    async def _in_flight(self, watcher: Connection, holder: int, names: Sequence[str]) -> list[int]:
-        """Wait until a save of each of the conversations waits for the holder; give the pids that run them."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_PATIENCE):
-                while held := self._client.playing.intersection(names):
-                    self._client.raise_failure()
-                    rows = await (await watcher.execute(IN_FLIGHT, (holder,))).fetchall()
-                    if len(rows) >= len(held):
-                        return [pid for (pid,) in rows]
-                    await asyncio.sleep(_STEP)
-                return []
-        raise DemoError(f"no save came to be in flight within {_PATIENCE:g} s for {', '.join(names)}")
+    @asynccontextmanager
+    async def _under_way(self, planned: PlannedKill) -> AsyncIterator[Seen]:
+        sightings = self._sightings
+        match planned.moment:
+            case Moment.STREAM:
+                yield await sightings.streams(planned.count)
+            case Moment.REPORT_TOOL:
+                yield await sightings.tool(Policy.REPORT)
+            case Moment.TRANSACTION:
+                yield await sightings.tool(Policy.TRANSACTIONAL)
+            case Moment.SAVE:
+                running = self._progress.running()
+                names = self._chance.sample(running, min(planned.count, len(running)))
+                async with sightings.saves(names) as seen:
+                    yield seen
+            case Moment.POST:
+                names = await self._client.hold_posts(planned.count, patience=2.0)
+                async with sightings.posts(names, self._client.let_post) as seen:
+                    yield seen
 
+    def _strike(self, target: Target, postmaster: int, seen: Seen) -> None:
+        """Send SIGKILL.
 
-@asynccontextmanager
-async def _connection(conninfo: str, *, autocommit: bool = False) -> AsyncIterator[Connection]:
-    """A connection that is closed at the end, whatever has become of it; its transaction is gone then."""
-    connection = await psycopg.AsyncConnection.connect(conninfo, autocommit=autocommit)
-    try:
-        yield connection
-    finally:
-        await connection.close()
+        Postgres is killed as a whole: what was seen at work in it, and the process that would start it again. Were
+        only that one killed, a session that holds a lock might end an instant before those that wait for it notice,
+        and they might commit after all.
+        """
+        if target is Target.MODEL:
+            self._stage.model.kill()
+        if target in (Target.WORKER, Target.BOTH):
+            self._stage.workers.kill()
+        if target in (Target.POSTGRES, Target.BOTH):
+            for pid in (*seen.backends, postmaster):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self._client.postgres_is_killed()
 
+    async def _start_again(self, target: Target) -> None:
+        if target is Target.MODEL:
+            await asyncio.to_thread(self._stage.model.start)
+            self._view.tell(ModelStarted(self._stage.model.pid))
+        if target in (Target.WORKER, Target.BOTH):
+            self._stage.start_worker()
+        if target in (Target.POSTGRES, Target.BOTH):
+            await asyncio.to_thread(self._stage.server.ensure)
 
-def _kill_postgres(postmaster: int, backends: Sequence[int]) -> None:
-    """Kill the server as a whole: what is at work in it, and the process that would start it again.
-
-    Were only the postmaster killed, its session that holds the lock might end an instant before the saves that
-    wait for it notice, and they might commit after all. Like this they certainly have not.
-    """
-    for pid in (*backends, postmaster):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while self._client.playing:
+            if condition():
+                return
+            await asyncio.sleep(_STEP)

@@ -7,20 +7,19 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from turnkeep.demo.saves import Place
-
 
 class Target(StrEnum):
     """What a kill hits."""
 
-    WRITER = "writer"
+    MODEL = "model server"
+    WORKER = "worker"
     POSTGRES = "postgres"
-    BOTH = "both"
+    BOTH = "worker and postgres"
 
     @property
     def words(self) -> str:
         """The target in a sentence."""
-        return {"writer": "the writer", "postgres": "Postgres", "both": "the writer and Postgres"}[self.value]
+        return "the " + self.value.replace("postgres", "Postgres") if self is not Target.POSTGRES else "Postgres"
 
 
 @dataclass(frozen=True)
@@ -29,58 +28,63 @@ class PostgresStarted:
 
     version: str
     directory: Path
-    seconds: float
 
 
 @dataclass(frozen=True)
-class WriterStarted:
-    """The `number`th writer, from 1, has been started."""
+class ModelStarted:
+    """The model server listens; after a kill once more."""
+
+    pid: int
+
+
+@dataclass(frozen=True)
+class WorkerStarted:
+    """The `number`th worker, from 1, has been started."""
 
     number: int
     pid: int
 
 
 @dataclass(frozen=True)
-class Restored:
-    """A writer has restored everything that was interrupted: `conversations` in the middle of a turn."""
-
-    writer: int
-    conversations: int
-    messages: int
-    pending: int
-    seconds: float
-
-
-@dataclass(frozen=True)
 class Acknowledged:
-    """A save is acknowledged, and the acknowledgement is on disk. `total` counts them all so far."""
+    """A post has returned, and that is on disk. `total` counts them all so far."""
 
     conversation: str
-    place: Place
-    repeated: bool
+    turn: int
     total: int
 
 
 @dataclass(frozen=True)
-class Holding:
-    """The next kill waits until saves of these conversations are seen at work in the database."""
+class Moved:
+    """A conversation has `messages` in the database now, and its head is at (turn, sub_step)."""
+
+    conversation: str
+    messages: int
+    turn: int
+    sub_step: int
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """The next kill waits until it is seen that something is under way: `what`."""
 
     kill: int
-    conversations: tuple[str, ...]
+    what: str
 
 
 @dataclass(frozen=True)
 class Killed:
-    """SIGKILL has been sent while `in_flight` saves were seen at work in the database."""
+    """SIGKILL has been sent while `seen` was under way. It has interrupted those conversations."""
 
     kill: int
     target: Target
-    in_flight: int
+    seen: str
+    conversations: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Recovered:
-    """The first acknowledgement produced after a kill."""
+    """Every conversation that a kill had interrupted has gone on, and that is in the database."""
 
     kill: int
     seconds: float
@@ -88,15 +92,20 @@ class Recovered:
 
 @dataclass(frozen=True)
 class Ended:
-    """A conversation is played to its end, or stuck: `why` tells."""
+    """The last reply of a conversation has come, or it is stuck: `why` tells."""
 
     conversation: str
     why: str | None = None
 
 
 @dataclass(frozen=True)
+class Undisturbed:
+    """All is answered; the same begins once more, and nobody disturbs it."""
+
+
+@dataclass(frozen=True)
 class Checking:
-    """All is played; the check begins."""
+    """The check begins."""
 
 
 @dataclass(frozen=True)
@@ -106,13 +115,15 @@ class Removing:
 
 Event = (
     PostgresStarted
-    | WriterStarted
-    | Restored
+    | ModelStarted
+    | WorkerStarted
     | Acknowledged
-    | Holding
+    | Moved
+    | Waiting
     | Killed
     | Recovered
     | Ended
+    | Undisturbed
     | Checking
     | Removing
 )

@@ -1,60 +1,45 @@
-"""What was intended and what was acknowledged, kept outside the database by a process that is never killed."""
+"""What was posted and what was acknowledged, kept outside the database by a process that is never killed."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-
-from turnkeep.demo.saves import Place
 
 Record = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Intent:
-    """A save that is about to be made: where it belongs, and the id that makes repeating it harmless."""
+class Request:
+    """A message that is about to be posted. `key` is its idempotency key, which no other has."""
 
     conversation: str
     turn: int
-    sub_step: int
-    write_id: str
-
-    @property
-    def place(self) -> Place:
-        """(turn, sub_step)."""
-        return self.turn, self.sub_step
+    key: str
 
 
 @dataclass
 class Ledger:
-    """Intents by write id in the order they came, and the write ids that were acknowledged."""
+    """Requests by key in the order they came, and the keys of those that were acknowledged, and answered."""
 
-    intents: dict[str, Intent] = field(default_factory=dict)
+    requests: dict[str, Request] = field(default_factory=dict)
     acknowledged: set[str] = field(default_factory=set)
+    answered: set[str] = field(default_factory=set)
 
     def take(self, record: Record) -> None:
-        """Enter a record: an intent with all its fields, or `{"acknowledged": write_id}`."""
-        if "acknowledged" in record:
-            self.acknowledged.add(self.intents[record["acknowledged"]].write_id)
-        else:
-            intent = Intent(**record)
-            self.intents[intent.write_id] = intent
-
-    def open(self) -> list[Intent]:
-        """The intents that nobody has acknowledged."""
-        return [intent for key, intent in self.intents.items() if key not in self.acknowledged]
-
-    def last_acknowledged(self) -> dict[str, Place]:
-        """The newest acknowledged place of each conversation that has one."""
-        newest: dict[str, Place] = {}
-        for key in self.acknowledged:
-            intent = self.intents[key]
-            newest[intent.conversation] = max(intent.place, newest.get(intent.conversation, intent.place))
-        return newest
+        """Enter a record: `{"intended": request}`, `{"acknowledged": key}` or `{"answered": key}`."""
+        match record:
+            case {"intended": request}:
+                self.requests[request["key"]] = Request(**request)
+            case {"acknowledged": key}:
+                self.acknowledged.add(self.requests[key].key)
+            case {"answered": key}:
+                self.answered.add(self.requests[key].key)
+            case _:
+                raise ValueError(f"no record of a ledger: {record!r}")
 
 
 class LedgerFile:
@@ -63,7 +48,6 @@ class LedgerFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.ledger = Ledger()
-        self.syncs = 0
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         directory = os.open(path.parent, os.O_RDONLY)
         try:
@@ -71,22 +55,28 @@ class LedgerFile:
         finally:
             os.close(directory)
 
-    def write(self, records: Iterable[Record]) -> None:
-        """Write records, and return when they are on disk: one fsync for all of them."""
-        records = list(records)
-        if not records:
-            return
-        left = memoryview("".join(json.dumps(record) + "\n" for record in records).encode())
-        while left:
-            left = left[os.write(self._file, left) :]
-        os.fsync(self._file)
-        self.syncs += 1
-        for record in records:
-            self.ledger.take(record)
+    def intend(self, request: Request) -> None:
+        """Write down that a request is about to be posted."""
+        self._write({"intended": asdict(request)})
+
+    def acknowledge(self, request: Request) -> None:
+        """Write down that its post has returned."""
+        self._write({"acknowledged": request.key})
+
+    def answer(self, request: Request) -> None:
+        """Write down that its reply has come."""
+        self._write({"answered": request.key})
 
     def close(self) -> None:
         """Close the file."""
         os.close(self._file)
+
+    def _write(self, record: Record) -> None:
+        left = memoryview(json.dumps(record).encode() + b"\n")
+        while left:
+            left = left[os.write(self._file, left) :]
+        os.fsync(self._file)
+        self.ledger.take(record)
 
 
 def read_ledger(path: Path) -> Ledger:

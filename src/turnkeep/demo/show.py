@@ -19,18 +19,22 @@ from turnkeep.demo.events import (
     Checking,
     Ended,
     Event,
-    Holding,
     Killed,
+    ModelStarted,
+    Moved,
     PostgresStarted,
     Recovered,
     Removing,
-    Restored,
+    Target,
+    Undisturbed,
     View,
-    WriterStarted,
+    Waiting,
+    WorkerStarted,
 )
 from turnkeep.demo.script import Script, load_scripts
 
 _KILLS_SHOWN = 5
+_SEEN_WIDTH = 33
 
 
 @contextmanager
@@ -47,39 +51,36 @@ def shown(console: Console) -> Iterator[View]:
 def in_words(event: Event) -> str | None:
     """An event in one line; None for those that come by the hundred."""
     match event:
-        case PostgresStarted(version, directory, _):
+        case PostgresStarted(version, directory):
             return f"Postgres {version} serves in {directory}, for this demo only"
-        case WriterStarted(number, pid):
-            return f"writer {number} starts (process {pid})"
-        case Restored(writer, 0, _, _, _):
-            return f"writer {writer} finds nothing interrupted"
-        case Restored(writer, conversations, messages, pending, seconds):
-            return (
-                f"writer {writer} restores all that was interrupted in {seconds * 1000:.0f} ms: "
-                f"{count(conversations, 'conversation')}, {count(messages, 'message')}, "
-                f"{count(pending, 'tool call')} without result"
-            )
-        case Holding(kill, conversations):
-            return f"kill {kill} waits for saves in flight: {', '.join(conversations)}"
-        case Killed(kill, target, in_flight):
-            return f"kill {kill}: SIGKILL to {target.words}, with {count(in_flight, 'save')} in flight"
+        case ModelStarted(pid):
+            return f"the model server listens (process {pid})"
+        case WorkerStarted(number, pid):
+            return f"worker {number} starts (process {pid})"
+        case Waiting(kill, what):
+            return f"kill {kill} waits for {what}"
+        case Killed(kill, target, seen, conversations):
+            hit = count(len(conversations), "conversation")
+            return f"kill {kill}: SIGKILL to {target.words}, {seen}; {hit} interrupted"
         case Recovered(kill, seconds):
-            return f"kill {kill}: {seconds:.2f} s later the next save is acknowledged"
+            return f"kill {kill}: {seconds:.2f} s later all of them have gone on"
         case Ended(conversation, None):
-            return f"{conversation} is played to its end"
+            return f"{conversation} has its last reply"
         case Ended(conversation, why):
             return f"{conversation} is stuck: {why}"
+        case Undisturbed():
+            return "all is answered: the same once more, and nobody disturbs it"
         case Checking():
-            return "all is played: comparing ledger, database and source"
+            return "comparing ledger, database, effects and both runs"
         case Removing():
             return "removing the demo's Postgres and its directory"
-        case Acknowledged():
+        case Acknowledged() | Moved():
             return None
 
 
-def count(number: int, noun: str) -> str:
+def count(number: int, noun: str, nouns: str | None = None) -> str:
     """A number with its noun."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    return f"{number:,} {noun if number == 1 else nouns or f'{noun}s'}"
 
 
 class Lines:
@@ -97,8 +98,9 @@ class Lines:
 
 @dataclass
 class _Row:
-    saves: int
-    done: int = 0
+    requests: int
+    total: int
+    messages: int = 0
     note: str = ""
     style: str = "dim"
 
@@ -106,8 +108,7 @@ class _Row:
 @dataclass
 class _KillRow:
     words: str
-    in_flight: int
-    at: float
+    seen: str
     recovery: float | None = None
 
 
@@ -118,52 +119,52 @@ class Board:
     scripts: Sequence[Script]
     _rows: dict[str, _Row] = field(init=False)
     _kills: list[_KillRow] = field(default_factory=list)
-    _held: tuple[str, ...] = ()
     _acknowledged: int = 0
     _postgres: str = "Postgres starts"
-    _writer: str = ""
+    _worker: str = ""
     _started: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        self._rows = {script.external_id: _Row(script.saves) for script in self.scripts}
+        self._rows = {script.external_id: _Row(len(script.turns), len(script.transcript())) for script in self.scripts}
 
     def tell(self, event: Event) -> None:
         """Take note of an event; it is seen with the next refresh."""
         match event:
-            case PostgresStarted(version, _, _):
+            case PostgresStarted(version, _):
                 self._postgres = f"Postgres {version}"
-            case WriterStarted(number, pid):
-                self._writer = f"writer {number} (process {pid})"
-            case Holding(_, conversations):
-                self._held = conversations
-                self._mark(conversations, "save held in flight", "yellow")
-            case Killed(_, target, in_flight):
-                self._kills.append(_KillRow(target.words, in_flight, time.monotonic()))
-                self._mark(self._held, "killed in flight", "bold red")
+            case WorkerStarted(number, pid):
+                self._worker = f"worker {number} (process {pid})"
+            case Killed(_, target, seen, conversations):
+                self._kills.append(_KillRow(target.words, seen))
+                for name in conversations:
+                    self._rows[name].note, self._rows[name].style = "interrupted", "bold red"
             case Recovered(kill, seconds):
                 self._kills[kill - 1].recovery = seconds
-            case Acknowledged(conversation, (turn, sub_step), repeated, total):
+            case Acknowledged(_, _, total):
                 self._acknowledged = total
+            case Moved(conversation, messages, turn, sub_step):
                 row = self._rows[conversation]
-                row.done += 1
-                row.note, row.style = f"turn {turn}.{sub_step}{' again' if repeated else ''}", ""
+                row.messages = messages
+                row.note, row.style = f"turn {turn + 1} of {row.requests}, step {sub_step}", ""
             case Ended(conversation, why):
                 row = self._rows[conversation]
                 row.note, row.style = (
                     ("done", "green") if why is None else (f"stuck: {why.partition(':')[0]}", "bold red")
                 )
+            case Undisturbed():
+                self._worker = "the same once more, undisturbed"
             case Checking():
-                self._writer = "comparing ledger, database and source"
+                self._worker = "comparing ledger, database and both runs"
             case Removing():
-                self._writer = "being removed"
+                self._worker = "being removed"
 
     def render(self) -> RenderableType:
         """The board as it is now."""
         seconds = time.monotonic() - self._started
-        title = Text.assemble(("turnkeep demo", "bold"), f"  {self._postgres}, {self._writer}", no_wrap=True)
+        title = Text.assemble(("turnkeep demo", "bold"), f"  {self._postgres}, {self._worker}", no_wrap=True)
         ledger = Text.assemble(
             ("ledger", "bold"),
-            f"  {self._acknowledged} of {sum(row.saves for row in self._rows.values())} saves acknowledged, ",
+            f"  {self._acknowledged} of {sum(row.requests for row in self._rows.values())} requests acknowledged, ",
             f"on disk outside the database  {seconds:5.1f} s",
             no_wrap=True,
         )
@@ -176,27 +177,25 @@ class Board:
         table.add_column(justify="right", no_wrap=True, min_width=7)
         table.add_column(no_wrap=True, overflow="ellipsis")
         for name, row in self._rows.items():
-            bar = ProgressBar(total=row.saves, completed=row.done, width=24)
-            table.add_row(name, bar, f"{row.done}/{row.saves}", Text(row.note, style=row.style))
+            bar = ProgressBar(total=row.total, completed=row.messages, width=24)
+            table.add_row(name, bar, f"{row.messages}/{row.total}", Text(row.note, style=row.style))
         return table
 
     def _newest_kills(self) -> Table:
         table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(no_wrap=True)
+        table.add_column(no_wrap=True, min_width=max(len(target.value) for target in Target))
+        table.add_column(no_wrap=True, min_width=_SEEN_WIDTH, overflow="ellipsis")
+        table.add_column(no_wrap=True)
         numbered = list(enumerate(self._kills, start=1))[-_KILLS_SHOWN:]
         for number, kill in numbered:
-            back = f"back after {kill.recovery:.2f} s" if kill.recovery is not None else "…"
+            back = f"back in {kill.recovery:.1f} s" if kill.recovery is not None else "…"
             table.add_row(
                 Text(f"kill {number}", style="bold red"),
-                f"SIGKILL: {kill.words.removeprefix('the ')}",
-                f"{count(kill.in_flight, 'save')} in flight",
+                kill.words.removeprefix("the "),
+                kill.seen,
                 Text(back, style="green" if kill.recovery is not None else "yellow"),
             )
         for _ in range(_KILLS_SHOWN - len(numbered)):
             table.add_row()
         return table
-
-    def _mark(self, conversations: Sequence[str], note: str, style: str) -> None:
-        for name in conversations:
-            row = self._rows[name]
-            if row.done < row.saves:
-                row.note, row.style = note, style

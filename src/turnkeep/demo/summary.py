@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from turnkeep.demo.events import Target
-from turnkeep.demo.run import Report
+from turnkeep.demo.report import Report
 from turnkeep.demo.show import count
 
 _PROBLEMS_SHOWN = 8
@@ -22,7 +22,7 @@ def print_summary(console: Console, report: Report) -> None:
     console.print()
     for fact in _facts(report):
         console.print(_indented(fact))
-    problems = report.findings.problems
+    problems = [*report.findings.problems, *report.stuck]
     if problems:
         console.print()
         for problem in problems[:_PROBLEMS_SHOWN]:
@@ -39,49 +39,53 @@ def _indented(text: str, style: str = "") -> Padding:
 
 def _verdict(report: Report) -> Text:
     if report.ok:
-        return Text("Nothing acknowledged was lost, and nothing was stored twice.", style="bold green")
+        return Text("Nothing acknowledged was lost, and nothing was done twice that must not be.", style="bold green")
     if report.sabotage:
         return Text("The sabotage was found, as it should be: exit code 1.", style="bold yellow")
-    return Text("The demo FAILED: what came back is not what was saved.", style="bold red")
+    return Text("The demo FAILED: what came back is not what has to be there.", style="bold red")
 
 
 def _facts(report: Report) -> list[str]:
     found = report.findings
-    targets = Counter(kill.target for kill in report.kills)
-    hit = ", ".join(f"{targets[target]} × {target.words}" for target in Target if targets[target])
-    in_flight = sum(kill.in_flight for kill in report.kills)
     facts = [
-        f"{count(len(report.kills), 'kill')} with SIGKILL ({hit}), {count(in_flight, 'save')} in flight under them",
-        f"{found.acknowledged} of {found.saves} saves acknowledged: {found.missing} missing, "
-        f"{found.duplicated} stored twice, {found.unacknowledged} left open",
-        f"{found.equal} of {found.conversations} conversations equal their source, character by character",
-        f"{count(found.messages, 'message')} and {count(found.tool_results, 'tool result')} are stored",
+        f"{count(len(report.kills), 'kill')} with SIGKILL:",
+        *(f"  {_hits(report, target)}" for target in Target),
+        f"{found.acknowledged} of {found.requests} requests acknowledged: {found.lost} lost, {found.doubled} doubled, "
+        f"{found.answered} answered exactly once",
+        f"{found.equal} of {found.conversations} transcripts equal those of a run that nobody disturbed, "
+        f"{count(found.messages, 'message')}",
+        f"{count(found.tool_calls, 'tool call')}, each with one result: {found.calls_again} run again, "
+        f"{found.unknown} reported to the model as unknown, {found.uncertain} left uncertain",
+        f"{found.effects} of {found.effects_due} transactional effects exactly once",
+        f"{count(report.replies_again, 'reply', 'replies')} generated again",
     ]
-    if report.sent_again:
-        facts.append(
-            f"{count(report.sent_again, 'save')} sent again by the next writer; "
-            f"{report.repeated} had been committed before, and were not stored again"
-        )
     if report.worst_recovery is not None and not report.sabotage:
-        facts.append(f"{report.worst_recovery:.1f} s at worst from a kill to the next acknowledged save")
+        facts.append(f"{report.worst_recovery:.1f} s at worst from a kill until all that it had interrupted went on")
     facts.append(f"{report.seconds:.1f} s in all, with --seed {report.seed}; everything has been removed again")
     return facts
+
+
+def _hits(report: Report, target: Target) -> str:
+    hits = Counter(kill.seen for kill in report.kills if kill.target is target)
+    seen = "; ".join(f"{words}{f' ({times} times)' if times > 1 else ''}" for words, times in hits.items())
+    return f"{hits.total()} × {target.words}: {seen}" if hits else f"0 × {target.words}"
 
 
 def _meaning(report: Report) -> str:
     if report.ok:
         return (
-            "A save that has returned is in Postgres, whatever is killed next. One that has not is sent again under "
-            "the same write id, and stored once: those in flight, and those intended and not yet sent. A new writer "
-            "restores its conversations and goes on from there, as it would have at its first start. The conversations "
-            "are recorded ones: no model and no tool runs here; Postgres, the writes and the kills are real.\n\n"
+            "A request whose post has returned is in Postgres, and answered, whatever is killed next. The next worker "
+            "goes on from the last checkpoint, as it would at its first start: a reply that broke off is asked for "
+            "again, a tool runs again if that does no harm, takes effect with its result or not at all if it is "
+            "transactional, and otherwise the model is told that nobody knows. The model's replies and the tools' "
+            "results are recorded ones; the agents, the workers, the writes and the kills are real.\n\n"
             "Next: `turnkeep --help`, and the README for your own Postgres. To see the check fail: "
             "`turnkeep demo --sabotage`."
         )
     if report.sabotage:
         return (
-            "This writer acknowledged each save before its commit, and believed its own words after a kill. What was "
-            "in flight is gone, and Turnkeep refused to go on where a turn no longer fitted. Without --sabotage the "
-            "acknowledgement follows the commit, and the same check finds nothing."
+            "This client acknowledged each request before it was committed. What was in flight when Postgres was "
+            "killed is gone, and its conversation waits for ever. Without --sabotage the acknowledgement follows the "
+            "commit, and the same check finds nothing."
         )
     return f"Please report this with the output of `turnkeep demo --json --seed {report.seed}`."
