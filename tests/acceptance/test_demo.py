@@ -146,7 +146,7 @@ def test_nothing_is_lost_under_kills_of_everything(demos: dict[str, Demo]) -> No
     assert len(report["kills"]) >= 8
     assert {kill["target"] for kill in report["kills"]} == {"model server", "worker", "postgres", "worker and postgres"}
     seen = " ".join(kill["seen"] for kill in report["kills"])
-    assert all(what in seen for what in ("streaming", "tool", "transaction", "saves in flight", "in flight"))
+    assert all(re.search(what, seen) for what in ("streaming", "tool", "transaction", "saves? in flight"))
     assert sum(kill["in_flight"] > 0 for kill in report["kills"]) >= 8
     assert all(kill["interrupted"] for kill in report["kills"])
     assert max(kill["recovery_seconds"] for kill in report["kills"]) == report["worst_recovery_seconds"]
