@@ -173,6 +173,8 @@ def test_the_board_fits_a_small_terminal() -> None:
         board.tell(Acknowledged(script.external_id, 46, 106))
         board.tell(Moved(script.external_id, len(script.transcript()), len(script.turns) - 1, 10))
     board.tell(Ended(names[0], "TurnFailedError: of some length, with the whole story"))
+    board.tell(Ended(names[1]))
+    board.tell(Moved(names[1], 1, 0, 0))
     board.tell(Undisturbed())
     output = io.StringIO()
     Console(file=output, width=80, height=24, force_terminal=True, color_system=None).print(board.render())
@@ -181,4 +183,5 @@ def test_the_board_fits_a_small_terminal() -> None:
     assert max(map(len, lines)) <= 80
     assert all(any(line.startswith(name) for line in lines) for name in names)
     assert "kill 9" in lines[-1]
+    assert next(line for line in lines if line.startswith(names[1])).rstrip().endswith("done")
     assert "…" not in output.getvalue()

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 from turnkeep.demo.client import Client
 from turnkeep.demo.events import ModelStarted, Target, View, Waiting
@@ -101,18 +102,22 @@ class Director:
     async def run(self, kills: Sequence[PlannedKill]) -> None:
         """Do one kill after the other, as long as there is something to play."""
         for planned in kills:
-            await self._until(lambda due=planned.after: self._progress.messages >= due)  # type: ignore[misc]
-            while self._client.playing and not await self._kill(planned):
-                pass  # it came a moment too late
+            await self._until(partial(self._is_due, planned))
+            self._view.tell(Waiting(len(self._progress.kills) + 1, planned.moment))
+            done = False
+            while self._client.playing and not done:
+                done = await self._kill(planned)
+
+    def _is_due(self, planned: PlannedKill) -> bool:
+        return self._progress.messages >= planned.after
 
     async def _kill(self, planned: PlannedKill) -> bool:
         """Kill in the right moment, start again, and see that all goes on. False if it was not the right moment."""
-        number = len(self._progress.kills) + 1
-        self._view.tell(Waiting(number, planned.moment))
         await asyncio.to_thread(self._stage.server.ensure)
         postmaster = await asyncio.to_thread(self._stage.server.postmaster_pid)
         async with self._under_way(planned) as seen:
             if not seen.conversations:
+                await asyncio.sleep(_STEP)
                 return False
             at = time.time()
             worker = self._stage.workers.name
@@ -126,9 +131,9 @@ class Director:
         else:
             await self._progress.look()
         count = seen.confirmed()
-        kill = Kill(number, planned.target, seen.words, count, at)
+        kill = Kill(len(self._progress.kills) + 1, planned.target, seen.words, count, at)
         self._progress.interrupted(kill, hit)
-        await self._until(lambda: self._progress.is_over(kill))
+        await self._until(partial(self._progress.is_over, kill))
         return count > 0
 
     @asynccontextmanager

@@ -37,12 +37,19 @@ def exchanges(scripts: Sequence[Script]) -> list[Exchange]:
 
 def _paced(script: Script, seconds: float) -> Iterator[Exchange]:
     unpaced = [Exchange(user_text(turn), tuple(_replies(turn))) for turn in script.turns]
-    replies = sum(len(exchange.replies) for exchange in unpaced)
-    pieces = sum(len(chunks(r, Place(e.user, i))) for e in unpaced for i, r in enumerate(e.replies))
-    first, other = _TO_FIRST_TOKEN * seconds / replies, (1 - _TO_FIRST_TOKEN) * seconds / pieces
+    each = seconds / sum(len(exchange.replies) for exchange in unpaced)
     for exchange in unpaced:
-        paced = (replace(r, first_token_seconds=first, token_seconds=other) for r in exchange.replies)
-        yield Exchange(exchange.user, tuple(paced))
+        yield Exchange(
+            exchange.user,
+            [
+                replace(
+                    reply,
+                    first_token_seconds=_TO_FIRST_TOKEN * each,
+                    token_seconds=(1 - _TO_FIRST_TOKEN) * each / len(chunks(reply, Place(exchange.user, index))),
+                )
+                for index, reply in enumerate(exchange.replies)
+            ],
+        )
 
 
 def _replies(turn: ScriptTurn) -> Iterator[Reply]:

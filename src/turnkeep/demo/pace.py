@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from turnkeep.demo.script import Script
 
-_SECONDS = 14.0  # of a conversation that nothing interrupts
+_SECONDS = 12.5  # of a conversation that nothing interrupts
 _TURN_SECONDS = 0.1  # of a turn, beside its replies and tools
 _TOOLS_SECONDS = 3.0  # of all tools of a conversation, one after the other
 _SHORTEST_TOOL, _LONGEST_TOOL = 0.05, 0.3

@@ -103,6 +103,7 @@ class _Row:
     messages: int = 0
     note: str = ""
     style: str = "dim"
+    ended: bool = False
 
 
 @dataclass
@@ -145,9 +146,11 @@ class Board:
             case Moved(conversation, messages, turn, sub_step):
                 row = self._rows[conversation]
                 row.messages = messages
-                row.note, row.style = f"turn {turn + 1} of {row.requests}, step {sub_step}", ""
+                if not row.ended:
+                    row.note, row.style = f"turn {turn + 1} of {row.requests}, step {sub_step}", ""
             case Ended(conversation, why):
                 row = self._rows[conversation]
+                row.ended = True
                 row.note, row.style = (
                     ("done", "green") if why is None else (f"stuck: {why.partition(':')[0]}", "bold red")
                 )

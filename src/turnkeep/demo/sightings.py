@@ -20,7 +20,7 @@ from turnkeep.runner.effects import Policy
 from turnkeep.testing import ModelServer
 
 _STEP = 0.005  # seconds between two looks: nobody announces what is waited for
-_PATIENCE = 1.0  # seconds for more than one to be under way
+_PATIENCE = 1.0  # seconds for all that is wanted to be under way
 _CHUNKS = 3  # of a reply that has certainly begun
 _SAVES = ["%.save\\_v1(%", "%.take\\_v1(%"]
 _POSTS = ["%.post\\_v1(%"]
@@ -122,8 +122,8 @@ class Sightings:
             while names and self._playing.intersection(names):
                 rows = await (await watcher.execute(IN_FLIGHT, (list(functions),))).fetchall()
                 pids = [pid for (pid,) in rows]
-                if len(pids) >= len(names) or (pids and time.monotonic() > deadline):
-                    break
+                if len(pids) >= len(names) or time.monotonic() > deadline:
+                    break  # a worker that claims what is held waits too, and all else waits for it
                 await asyncio.sleep(_STEP)
             yield pids
 
