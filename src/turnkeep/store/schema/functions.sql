@@ -486,6 +486,14 @@ BEGIN
     IF p_token = 0 OR p_lease_seconds IS NULL OR p_lease_seconds <= 0 THEN
         RAISE EXCEPTION 'a lease has a token that is not 0, and a length' USING ERRCODE = 'invalid_parameter_value';
     END IF;
+    IF p_waiting THEN  -- whoever holds the row is at work there: others wait as well
+        PERFORM FROM {schema}.branch AS b WHERE b.conversation_id = p_conversation AND b.branch = p_branch
+        FOR UPDATE SKIP LOCKED;
+        IF NOT FOUND THEN
+            outcome := 'not_waiting';
+            RETURN;
+        END IF;
+    END IF;
     UPDATE {schema}.branch AS b SET status = 'running', ready_at = NULL, not_before = NULL,
         attempts = b.attempts + CASE WHEN p_waiting AND b.status = 'running' AND b.lease_token <> p_token THEN 1 ELSE 0 END,
         lease_owner = p_owner, lease_token = p_token,
