@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
+import psycopg
 import pytest
 
 import turnkeep
@@ -138,12 +139,13 @@ async def test_what_was_killed_in_the_middle_is_gone_on_with(
 
 
 async def test_it_goes_on_when_it_has_lost_its_lease(
-    model: ModelServer, pipe: Callable[..., Running], advance: Callable[[timedelta], None]
+    model: ModelServer, pipe: Callable[..., Running], dsn: str
 ) -> None:
     model.pace(token_seconds=LONG)
     talk = pipe("story\n", "t", "--lease", "2")
     await streaming(model, 1)
-    advance(timedelta(minutes=1))
+    with psycopg.connect(dsn, autocommit=True) as thief:
+        thief.execute("UPDATE turnkeep.branch SET lease_token = 1, lease_until = now()")
     await talk.says("the lease was lost")
     model.pace()
     assert await talk.end() == 0
