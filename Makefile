@@ -14,7 +14,8 @@ demo: $(VENV)/ready    ## conversations surviving kill -9, on a Postgres of the 
 test: $(VENV)/ready pgbouncer    ## every test, on real Postgres and real pgbouncer
 	$(BIN)/pytest -q
 
-lint: $(VENV)/ready    ## ruff and mypy
+lint: $(VENV)/ready    ## ruff, mypy, and whether the generated files are current
+	$(BIN)/python tools/sync_twin.py --check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

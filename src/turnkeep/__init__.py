@@ -49,7 +49,7 @@ from turnkeep.store import UNCHANGED, AsyncBranch, AsyncStore, AsyncTransaction,
 
 if TYPE_CHECKING:
     from turnkeep.runner import Agent, ToolContext, Worker, tool
-    from turnkeep.store import migrate
+    from turnkeep.store import Branch, Store, Transaction, migrate, open_sync
 
 __version__ = VERSION
 
@@ -59,6 +59,7 @@ __all__ = [
     "AsyncBranch",
     "AsyncStore",
     "AsyncTransaction",
+    "Branch",
     "Checkpoint",
     "CheckpointSummary",
     "ConfigurationError",
@@ -85,7 +86,9 @@ __all__ = [
     "ReplyTimeoutError",
     "Saved",
     "SchemaError",
+    "Store",
     "ToolContext",
+    "Transaction",
     "TurnFailedError",
     "TurnNotOpenError",
     "TurnOpenError",
@@ -100,11 +103,15 @@ __all__ = [
     "conversation_uuid",
     "migrate",
     "open",
+    "open_sync",
     "tool",
 ]
 
 
-_LATER = {"Agent": "runner", "ToolContext": "runner", "Worker": "runner", "migrate": "store", "tool": "runner"}
+_LATER = {
+    **dict.fromkeys(("Agent", "ToolContext", "Worker", "tool"), "runner"),
+    **dict.fromkeys(("Branch", "Store", "Transaction", "migrate", "open_sync"), "store"),
+}
 
 
 def __getattr__(name: str) -> Any:

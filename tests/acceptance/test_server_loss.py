@@ -17,6 +17,8 @@ from psycopg.conninfo import make_conninfo
 import turnkeep
 from tests.acceptance.load import Load
 from tests.observing import Observer, branches_held, end_of, table_held, until
+from tests.store.conftest import OpenStore
+from tests.store.in_threads import open_in_threads
 from turnkeep.embedded import EmbeddedPostgres
 
 WRITERS = 14
@@ -47,9 +49,9 @@ def dsn(victim: EmbeddedPostgres) -> str:
 
 
 @asynccontextmanager
-async def load_on(dsn: str) -> AsyncIterator[Load]:
+async def load_on(dsn: str, open_store: OpenStore = turnkeep.open) -> AsyncIterator[Load]:
     """Writers at work on one store, checked when they have stopped."""
-    async with turnkeep.open(dsn, pool_size=WRITERS, timeout=120) as store:
+    async with open_store(dsn, pool_size=WRITERS, timeout=120) as store:
         async with Load([store], WRITERS) as load:
             yield load
         load.check(dsn)
@@ -81,8 +83,11 @@ async def test_writers_go_on_by_themselves_after_the_server_has_gone_and_come_ba
             await load.progress()
 
 
-async def test_a_server_killed_at_any_time_loses_nothing(victim: EmbeddedPostgres, dsn: str) -> None:
-    async with load_on(dsn) as load:
+@pytest.mark.parametrize("open_store", [turnkeep.open, open_in_threads], ids=["loop", "threads"])
+async def test_a_server_killed_at_any_time_loses_nothing(
+    victim: EmbeddedPostgres, dsn: str, open_store: OpenStore
+) -> None:
+    async with load_on(dsn, open_store) as load:
         for writes in range(1, 6):
             await load.progress(writes)
             await load.in_flight(WRITERS // 2)

@@ -11,6 +11,7 @@ import pytest
 
 import turnkeep
 from tests.observing import Observer, branches_held, table_held
+from tests.store.conftest import OpenStore
 
 USER = {"role": "user", "content": "weather?"}
 STEP = {"role": "assistant", "content": "let me see"}
@@ -166,8 +167,10 @@ async def test_a_save_given_up_by_wait_for_writes_nothing_later(
     await branch.save([STEP])
 
 
-async def test_a_save_that_meets_the_stores_own_deadline_writes_nothing_later(dsn: str, observer: Observer) -> None:
-    async with turnkeep.open(dsn, timeout=0.5) as store:
+async def test_a_save_that_meets_the_stores_own_deadline_writes_nothing_later(
+    dsn: str, observer: Observer, open_store: OpenStore
+) -> None:
+    async with open_store(dsn, timeout=0.5) as store:
         branch = await open_turn(store)
         before = observer.counts(), observer.heads()
         with branches_held(dsn, branch.conversation_id):
@@ -178,8 +181,8 @@ async def test_a_save_that_meets_the_stores_own_deadline_writes_nothing_later(ds
         await branch.save([STEP])
 
 
-async def test_callers_beyond_the_pool_are_told_so(dsn: str, observer: Observer) -> None:
-    async with turnkeep.open(dsn, pool_size=1, timeout=2) as store:
+async def test_callers_beyond_the_pool_are_told_so(dsn: str, observer: Observer, open_store: OpenStore) -> None:
+    async with open_store(dsn, pool_size=1, timeout=2) as store:
         branch = await open_turn(store)
         with branches_held(dsn, branch.conversation_id):
             save = asyncio.ensure_future(branch.save([STEP]))

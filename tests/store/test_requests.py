@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 import psycopg
@@ -16,13 +16,6 @@ from turnkeep import AsyncBranch, AsyncStore
 
 Advance = Callable[[timedelta], None]
 ANSWER = {"role": "assistant", "content": "done"}
-
-
-@pytest.fixture
-async def other(dsn: str) -> AsyncIterator[AsyncStore]:
-    """Another process's store, as far as the database can tell."""
-    async with turnkeep.open(dsn) as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -303,6 +296,14 @@ async def test_two_workers_never_get_the_same_branch(store: AsyncStore, other: A
     assert len(ids) == len(set(ids))
     rest = await store.claim_waiting(["support"], limit=40)
     assert len(ids) + len(rest) == 40
+
+
+async def test_a_branch_that_somebody_holds_keeps_no_worker_from_the_others(store: AsyncStore, dsn: str) -> None:
+    held = await store.post("held", "x", agent_id="support")
+    await store.post("free", "x", agent_id="support")
+    with branches_held(dsn, held.conversation_id):
+        assert [branch.external_id for branch in await store.claim_waiting(["support"], limit=9)] == ["free"]
+    assert [branch.external_id for branch in await store.claim_waiting(["support"], limit=9)] == ["held"]
 
 
 async def test_a_branch_handed_back_for_later_waits_until_then(store: AsyncStore, advance: Advance) -> None:

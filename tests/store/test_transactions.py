@@ -11,6 +11,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 import turnkeep
 from tests.observing import Observer
+from tests.store.conftest import OpenStore
 from turnkeep import AsyncBranch, AsyncStore, AsyncTransaction
 
 TOOL = {"role": "tool", "content": "refunded"}
@@ -112,13 +113,13 @@ async def test_an_sql_commit_is_noticed(
 
 
 async def test_it_is_read_committed_whatever_the_databases_default(
-    dsn: str, ledger: psycopg.Connection[tuple[int]]
+    dsn: str, open_store: OpenStore, ledger: psycopg.Connection[tuple[int]]
 ) -> None:
     ledger.execute(
         "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET default_transaction_isolation = "
         "''repeatable read''', current_database()); END $$"
     )
-    async with turnkeep.open(dsn) as store:
+    async with open_store(dsn) as store:
         branch = await pending(store)
         await branch.claim()
         async with branch.transaction() as transaction:

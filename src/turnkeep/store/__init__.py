@@ -1,5 +1,6 @@
 """The only code that speaks SQL."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from turnkeep.store._async_branch import AsyncBranch
@@ -9,25 +10,41 @@ from turnkeep.store._writes import UNCHANGED, Message
 
 if TYPE_CHECKING:
     from turnkeep.store._migrate import Migration, SchemaStatus, migrate, status
+    from turnkeep.store._sync_branch import Branch
+    from turnkeep.store._sync_store import Store, open_sync
+    from turnkeep.store._sync_transaction import Transaction
 
 __all__ = [
     "UNCHANGED",
     "AsyncBranch",
     "AsyncStore",
     "AsyncTransaction",
+    "Branch",
     "Message",
     "Migration",
     "SchemaStatus",
+    "Store",
+    "Transaction",
     "migrate",
     "open",
+    "open_sync",
     "status",
 ]
 
+_LATER = {
+    "Branch": "_sync_branch",
+    "Migration": "_migrate",
+    "SchemaStatus": "_migrate",
+    "Store": "_sync_store",
+    "Transaction": "_sync_transaction",
+    "migrate": "_migrate",
+    "open_sync": "_sync_store",
+    "status": "_migrate",
+}
+
 
 def __getattr__(name: str) -> Any:
-    """Load what makes schemas when it is first asked for: a process that only talks never does."""
-    if name in ("Migration", "SchemaStatus", "migrate", "status"):
-        from turnkeep.store import _migrate
-
-        return getattr(_migrate, name)
+    """Load what makes schemas, and the store for threads, when it is first asked for: many processes never need it."""
+    if name in _LATER:
+        return getattr(importlib.import_module(f"turnkeep.store.{_LATER[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

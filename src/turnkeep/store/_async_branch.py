@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import secrets
 import socket
@@ -30,6 +29,7 @@ from turnkeep.model import FINAL_PHASE, Checkpoint, Lease, PendingCall, Saved, c
 from turnkeep.store import _arguments, _rows, _tool_calls, _writes
 from turnkeep.store._async_database import AsyncDatabase
 from turnkeep.store._async_transaction import AsyncTransaction
+from turnkeep.store._async_waiting import Lock
 from turnkeep.store._writes import UNCHANGED, Content, Message
 
 Wanted = tuple[uuid.UUID, int | None, int | None, int | None]
@@ -106,12 +106,13 @@ class AsyncBranch:
 
     def __init__(self, database: AsyncDatabase, checkpoint: Checkpoint, agent_id: str | None = None) -> None:
         self._database = database
-        self._lock = asyncio.Lock()
+        self._lock = Lock()
         self._lease: Lease | None = None
         self.agent_id = agent_id or checkpoint.agent_id
         self.conversation_id = checkpoint.conversation_id
         self.external_id = checkpoint.external_id
         self.branch = checkpoint.branch
+        self._decoded: tuple[list[str], list[Any]] = [], []
         self._take(checkpoint)
 
     def __repr__(self) -> str:
@@ -125,9 +126,12 @@ class AsyncBranch:
     @property
     def messages(self) -> list[Any]:
         """All messages up to the head, in order, those saved through this handle included: what an inference needs."""
-        known = len(self._values)
-        self._values += (decode(text, f"messages[{known + i}]") for i, text in enumerate(self._texts[known:]))
-        return list(self._values)
+        texts, (decoded, values) = self._texts, self._decoded
+        values = [*values] if decoded is texts else []
+        known = len(values)
+        values += [decode(text, f"messages[{i}]") for i, text in enumerate(texts[known:], known)]
+        self._decoded = texts, values
+        return list(values)
 
     @property
     def state(self) -> Any:
@@ -321,11 +325,15 @@ class AsyncBranch:
         It takes one of the store's connections (`pool_size`) while it is open. Without a `save` it rolls back.
         """
         transaction = AsyncTransaction(self, self._database)
-        await transaction.begin()
         try:
+            await transaction.begin()
             yield transaction
         finally:
-            await transaction.close()
+            try:
+                await transaction.close()
+            except BaseException:
+                await transaction.close()  # interrupted before its first instruction, perhaps
+                raise
 
     async def refresh(self) -> Checkpoint:
         """Read the head again and go on from there. Gives the checkpoint, with its messages."""
@@ -413,12 +421,12 @@ class AsyncBranch:
         return self._lease
 
     def _take(self, checkpoint: Checkpoint) -> None:
+        texts = list(checkpoint.message_texts)  # whatever can be interrupted comes before the first change
         self.turn_index = checkpoint.turn_index
         self.sub_step = checkpoint.sub_step
         self._phase = checkpoint.phase
         self._pending = checkpoint.pending
-        self._texts = list(checkpoint.message_texts)
-        self._values: list[Any] = []
+        self._texts = texts
         self._state = checkpoint.state_text
 
     def _advance(self, place: Place, content: Content, phase: str, pending: tuple[PendingCall, ...]) -> Saved:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
-import types
-from collections.abc import Callable, Coroutine, Generator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from time import monotonic
 from typing import Any, Self, TypeVar
 
 import psycopg
-from psycopg import AsyncConnection
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout, TooManyRequests
 
 from turnkeep.errors import PoolExhaustedError, TurnkeepError, UnavailableError, UsageError
+from turnkeep.store import _async_waiting as waiting
 from turnkeep.store._failures import Remedy, parsed, remedy_for, translated
 from turnkeep.store._statements import statements
 
@@ -32,17 +31,6 @@ _DEFAULTS: dict[str, Any] = {
     "keepalives_count": 3,
     "fallback_application_name": "turnkeep",
 }
-
-
-@types.coroutine
-def _the_rest(coroutine: Coroutine[Any, Any, None], waiting_for: Any) -> Generator[Any, Any, None]:
-    """Go on with a coroutine that has begun and waits for a future."""
-    try:
-        while True:
-            yield waiting_for
-            waiting_for = coroutine.send(None)
-    except StopIteration:
-        return
 
 
 def _connection_arguments(conninfo: str) -> dict[str, Any]:
@@ -81,10 +69,9 @@ class AsyncDatabase:
         self.pooled = False
         self._statements = statements(schema)
         self._revive = revive
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._home: object = None
         self._closed = False
-        self._healing: asyncio.Task[None] | None = None
-        self._returning: set[asyncio.Future[None]] = set()
+        self._healing = waiting.Background()
         self._refusal: psycopg.Error | None = None
         self._pool = AsyncConnectionPool(
             conninfo,
@@ -99,11 +86,9 @@ class AsyncDatabase:
 
     async def open(self) -> None:
         """Connect. Raises `ConfigurationError` if the server turns us down, `UnavailableError` if there is none."""
-        self._loop = asyncio.get_running_loop()
+        self._home = waiting.here()
         try:
-            async with asyncio.timeout(self.timeout):
-                first = await self._pool.connection_class.connect(self.conninfo, **_connection_arguments(self.conninfo))
-                await first.close()
+            await waiting.within(self.timeout, self._connect_once)
         except TimeoutError as error:
             why = self._refusal or "no answer"
             raise UnavailableError(f"the database can't be reached within {self.timeout:g} s: {why}") from (
@@ -113,11 +98,17 @@ class AsyncDatabase:
             raise translated(error, self.schema) from error
         await self._pool.open()
 
+    async def _connect_once(self) -> None:
+        first = await self._pool.connection_class.connect(self.conninfo, **_connection_arguments(self.conninfo))
+        await first.close()
+
+    @waiting.undisturbed
     async def close(self) -> None:
         """Close all connections. A statement under way loses its connection."""
+        if waiting.is_copy(self._home):
+            return
         self._closed = True
-        if self._healing is not None:
-            self._healing.cancel()
+        self._healing.stop()
         await self._pool.close()
 
     async def fetch(self, name: str, parameters: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
@@ -129,34 +120,39 @@ class AsyncDatabase:
         """
         statement = self._statements[name]
 
-        async def run(connection: AsyncConnection[Any]) -> list[tuple[Any, ...]]:
+        async def run(connection: waiting.Connection) -> list[tuple[Any, ...]]:
             cursor = await connection.execute(statement, parameters or {}, binary=True)
             return await cursor.fetchall()
 
         return await self.attempt(run)
 
+    @waiting.undisturbed
     async def attempt(
-        self, action: Callable[[AsyncConnection[Any]], Coroutine[Any, Any, Result]], *, keep: bool = False
+        self,
+        action: Callable[[waiting.Connection], Awaitable[Result]],
+        *,
+        keep: Callable[[waiting.Connection, Result], None] | None = None,
     ) -> Result:
         """Do something with a connection, again within the deadline where that can help, as `fetch` says.
 
-        With `keep` the connection is the action's when it succeeds, and goes back by `give_back`.
+        `keep` is given the connection, with the result, where the action succeeds; it goes back by `give_back` then.
         """
         self.check_usable()
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self.timeout
+        deadline = monotonic() + self.timeout
         delay = _FIRST_DELAY
         last: psycopg.Error | None = None
         while True:
             try:
-                connection = await self._pool.getconn(deadline - loop.time())
+                connection = await waiting.take(self._pool, deadline - monotonic())
                 kept = False
                 try:
-                    if deadline - loop.time() < self.timeout * _LEAST_SHARE:
+                    if deadline - monotonic() < self.timeout * _LEAST_SHARE:
                         raise self._no_connection(last)
-                    async with asyncio.timeout_at(deadline):
+                    async with waiting.until(deadline, connection):
                         result = await action(connection)
-                    kept = keep
+                    if keep is not None:
+                        keep(connection, result)
+                        kept = True
                     return result
                 finally:
                     if not kept:
@@ -173,45 +169,35 @@ class AsyncDatabase:
                     raise translated(error, self.schema) from error
                 last = error
                 if remedy is Remedy.RECONNECT:
-                    self._heal()
-            if loop.time() + delay >= deadline:
+                    self._healing.start(self._bring_back)
+            if monotonic() + delay >= deadline:
                 raise self._too_late(last) from last
-            await asyncio.sleep(delay * random.uniform(0.5, 1.0))
+            await waiting.sleep(delay * random.uniform(0.5, 1.0))
             delay = min(delay * 2, _LONGEST_DELAY)
 
     def statement(self, name: str) -> bytes:
         """The statement of that name, for a transaction."""
         return self._statements[name]
 
-    async def give_back(self, connection: AsyncConnection[Any]) -> None:
+    async def give_back(self, connection: waiting.Connection) -> None:
         """Give a connection back to the pool."""
-        # Cancelled in the middle of this, a call would take its connection along, and the pool end up empty. Nearly
-        # always there is no middle; else the rest is a task of its own. (A task each time: 3 % of a save.)
-        giving = self._pool.putconn(connection)
-        try:
-            waiting_for = giving.send(None)
-        except StopIteration:
-            return
-        returning = asyncio.ensure_future(_the_rest(giving, waiting_for))
-        self._returning.add(returning)
-        returning.add_done_callback(self._returning.discard)
-        await asyncio.shield(returning)
+        await waiting.give_back(self._pool, connection)
 
-    async def _recognise_pooler(self, connection: AsyncConnection[Any]) -> None:
+    async def _recognise_pooler(self, connection: waiting.Connection) -> None:
         # A pooler hands out a process id of its own making; the server's is only known inside.
         cursor = await connection.execute("SELECT pg_catalog.pg_backend_pid()")
         row = await cursor.fetchone()
         self.pooled = row is None or row[0] != connection.info.backend_pid
         connection.prepare_threshold = None if self.pooled else 2
 
-    def _persistent_connection(self) -> type[AsyncConnection[Any]]:
+    def _persistent_connection(self) -> type[waiting.Connection]:
         """A class whose `connect` goes on trying while the server is away.
 
         The pool's own tries are seconds apart, and further with each: it would be late by as much as a server was away.
         """
         database = self
 
-        class PersistentConnection(AsyncConnection[Any]):
+        class PersistentConnection(waiting.Connection):
             @classmethod
             async def connect(cls, *args: Any, **kwargs: Any) -> Self:
                 delay = _FIRST_DELAY
@@ -225,29 +211,22 @@ class AsyncDatabase:
                     else:
                         database._refusal = None
                         return connection
-                    await asyncio.sleep(delay * random.uniform(0.5, 1.0))
+                    await waiting.sleep(delay * random.uniform(0.5, 1.0))
                     delay = min(delay * 2, _LONGEST_RECONNECT_DELAY)
 
         return PersistentConnection
 
     def check_usable(self) -> None:
         """Raise `UsageError` if this store is closed, or belongs to another event loop than the running one."""
-        if self._closed or self._loop is None:
+        if self._closed or self._home is None:
             raise UsageError("this store is closed: open another with turnkeep.open()")
-        if asyncio.get_running_loop() is not self._loop:
-            raise UsageError("this store belongs to another event loop: open one in each loop that uses one")
-
-    def _heal(self) -> None:
-        """Replace the broken connections of the pool, all at once rather than one a retry."""
-        if self._healing is not None and not self._healing.done():
-            return
-        if self._healing is not None and not self._healing.cancelled():
-            self._healing.result()  # what kept the last one from bringing it back
-        self._healing = asyncio.get_running_loop().create_task(self._bring_back())
+        if waiting.here() != self._home:
+            raise UsageError(waiting.ELSEWHERE)
 
     async def _bring_back(self) -> None:
+        """Replace the broken connections of the pool, all at once rather than one a retry."""
         if self._revive is not None:
-            await asyncio.to_thread(self._revive)
+            await waiting.in_thread(self._revive)
         await self._pool.check()
 
     def _no_connection(self, last: psycopg.Error | None) -> TurnkeepError:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from time import monotonic
 from typing import Any, cast
 
 from turnkeep import jsontext
@@ -22,6 +22,7 @@ from turnkeep.model import FINAL_PHASE, Posted, Reply, conversation_uuid
 from turnkeep.store import _arguments, _writes
 from turnkeep.store._async_branch import read_checkpoints
 from turnkeep.store._async_database import AsyncDatabase
+from turnkeep.store._async_waiting import sleep
 from turnkeep.store._writes import UNCHANGED, Message
 
 Body = str | Message | Sequence[Message]
@@ -96,17 +97,16 @@ async def reply(database: AsyncDatabase, conversation: str | uuid.UUID, key: str
 
 async def wait_reply(database: AsyncDatabase, conversation: str | uuid.UUID, key: str, seconds: float | None) -> Reply:
     """Look again and again, less and less often, until there is a reply."""
-    loop = asyncio.get_running_loop()
-    deadline = None if seconds is None else loop.time() + _arguments.timeout_seconds(seconds)
+    deadline = None if seconds is None else monotonic() + _arguments.timeout_seconds(seconds)
     pause = _FIRST_LOOK
     while True:
         if (found := await reply(database, conversation, key)) is not None:
             return found
-        if deadline is not None and loop.time() >= deadline:
+        if deadline is not None and monotonic() >= deadline:
             raise ReplyTimeoutError(
                 f"conversation {str(conversation)!r}: no reply to {key!r} within {seconds:g} s. The request is kept: "
                 "wait again, and see that a worker serves the conversation's agent"
             )
-        left = _LONGEST_LOOK if deadline is None else max(deadline - loop.time(), 0)
-        await asyncio.sleep(min(pause * random.uniform(0.5, 1.0), left))
+        left = _LONGEST_LOOK if deadline is None else max(deadline - monotonic(), 0)
+        await sleep(min(pause * random.uniform(0.5, 1.0), left))
         pause = min(pause * 1.5, _LONGEST_LOOK)

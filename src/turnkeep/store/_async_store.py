@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import Collection, Sequence
 from types import TracebackType
@@ -34,6 +33,7 @@ from turnkeep.store._arguments import MAX_PAGE
 from turnkeep.store._async_branch import AsyncBranch, Wanted, lease_terms, read_checkpoints, take_lease
 from turnkeep.store._async_database import AsyncDatabase
 from turnkeep.store._async_requests import Body
+from turnkeep.store._async_waiting import in_thread
 
 if TYPE_CHECKING:
     from turnkeep.embedded import EmbeddedPostgres
@@ -82,9 +82,9 @@ class AsyncStore:
             from turnkeep.embedded import EmbeddedPostgres
             from turnkeep.store._migrate import migrate
 
-            self._embedded = await asyncio.to_thread(EmbeddedPostgres.start)
+            self._embedded = await in_thread(EmbeddedPostgres.start)
             conninfo = self._embedded.conninfo
-            await asyncio.to_thread(migrate, conninfo, self._schema)
+            await in_thread(migrate, conninfo, self._schema)
         revive = None if self._embedded is None else self._embedded.ensure
         database = AsyncDatabase(
             conninfo, self._schema, pool_size=self._pool_size, timeout=self._timeout, revive=revive
@@ -102,7 +102,7 @@ class AsyncStore:
         if self._opened is not None:
             await self._opened.close()
         if self._embedded is not None:
-            await asyncio.to_thread(self._embedded.release)
+            await in_thread(self._embedded.release)
 
     @property
     def conninfo(self) -> str:

@@ -13,6 +13,7 @@ from psycopg.pq import TransactionStatus
 
 from turnkeep.errors import UnavailableError, UncertainOutcomeError, UsageError
 from turnkeep.model import PendingCall, Saved
+from turnkeep.store import _async_waiting as waiting
 from turnkeep.store._async_database import AsyncDatabase
 from turnkeep.store._failures import translated
 from turnkeep.store._writes import UNCHANGED, Message
@@ -20,7 +21,10 @@ from turnkeep.store._writes import UNCHANGED, Message
 if TYPE_CHECKING:
     from turnkeep.store._async_branch import AsyncBranch
 
+_BETWEEN_STATEMENTS = (TransactionStatus.IDLE, TransactionStatus.INTRANS, TransactionStatus.INERROR)
+
 Rows = list[tuple[Any, ...]]
+Block = AbstractAsyncContextManager[psycopg.AsyncTransaction]
 
 
 class AsyncTransaction:
@@ -33,8 +37,8 @@ class AsyncTransaction:
     def __init__(self, branch: AsyncBranch, database: AsyncDatabase) -> None:
         self._branch = branch
         self._database = database
-        self._connection: AsyncConnection[Any] | None = None
-        self._block: AbstractAsyncContextManager[psycopg.AsyncTransaction] | None = None
+        self._connection: waiting.Connection | None = None
+        self._block: Block | None = None
         self._id = ""
 
     @property
@@ -46,7 +50,7 @@ class AsyncTransaction:
 
     async def begin(self) -> None:
         """Open it. A connection that a lost server has left behind is replaced, until the store's deadline."""
-        await self._database.attempt(self._begin, keep=True)
+        await self._database.attempt(self._begin, keep=self._keep)
 
     async def check(self) -> None:
         """Raise `UncertainOutcomeError` if an SQL COMMIT or ROLLBACK of the caller's has ended the transaction.
@@ -89,6 +93,7 @@ class AsyncTransaction:
         prepared = self._branch.prepared(messages, tool_calls, tool_results, answers, state, final, write_id)
         return await self._branch.perform(prepared, self._save)
 
+    @waiting.undisturbed
     async def close(self) -> None:
         """Roll back what is still open, and give the connection back."""
         connection, block = self._connection, self._block
@@ -96,19 +101,21 @@ class AsyncTransaction:
         if connection is None:
             return
         try:
-            if block is not None and not connection.closed:
+            if block is not None and connection.info.transaction_status in _BETWEEN_STATEMENTS:
                 await block.__aexit__(psycopg.Rollback, psycopg.Rollback(), None)
         except psycopg.OperationalError:
             pass  # the server is gone, and with it what was open
         finally:
             await self._database.give_back(connection)
 
-    async def _begin(self, connection: AsyncConnection[Any]) -> None:
+    async def _begin(self, connection: waiting.Connection) -> tuple[Block, str]:
         await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
         block = connection.transaction()
         await block.__aenter__()
-        self._id = await self._current_id(connection)
-        self._connection, self._block = connection, block
+        return block, await self._current_id(connection)
+
+    def _keep(self, connection: waiting.Connection, begun: tuple[Block, str]) -> None:
+        self._connection, (self._block, self._id) = connection, begun
 
     async def _current_id(self, connection: AsyncConnection[Any]) -> str:
         cursor = await connection.execute(self._database.statement("transaction_id"))
