@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from enum import Enum
+from types import SimpleNamespace
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
@@ -375,7 +376,8 @@ def test_only_a_transactional_tool_has_a_connection() -> None:
     with pytest.raises(UsageError, match=r"'refund'.*transactional=True"):
         _ = CONTEXT.connection
     connection: Any = object()
-    assert dataclasses.replace(CONTEXT, _connection=connection).connection is connection
+    transaction: Any = SimpleNamespace(connection=connection)
+    assert dataclasses.replace(CONTEXT, _transaction=transaction).connection is connection
     with pytest.raises(dataclasses.FrozenInstanceError):
         CONTEXT.attempt = 2  # type: ignore[misc]
 

@@ -5,17 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import uuid
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-import psycopg
-
-from turnkeep.errors import LeaseLostError, PoolExhaustedError, UnavailableError, UncertainOutcomeError, UnstorableError
-from turnkeep.model import PendingCall
+from turnkeep.errors import DatabaseError, LeaseLostError, PoolExhaustedError, UnavailableError
 from turnkeep.runner.agent import Agent
 from turnkeep.runner.deltas import ModelUnavailableError
 from turnkeep.runner.effects import (
@@ -29,7 +23,6 @@ from turnkeep.runner.effects import (
     ModelRefused,
     ModelReply,
     Outcome,
-    Policy,
     RunTool,
     Save,
     SaveStarted,
@@ -39,15 +32,13 @@ from turnkeep.runner.effects import (
 from turnkeep.runner.loop import turns
 from turnkeep.runner.models import ModelClient
 from turnkeep.runner.patience import Patience
-from turnkeep.runner.tools import Tool, ToolContext, result_content
-from turnkeep.runner.transcript import UNKNOWN_OUTCOME
-from turnkeep.store import AsyncBranch, AsyncTransaction
+from turnkeep.runner.running import OpenTransaction, RunningTools
+from turnkeep.store import AsyncBranch
 
 log = logging.getLogger("turnkeep.runner")
 
 _LATER = 30.0  # seconds until a branch that was handed back is taken up again
-_LONGEST_ERROR = 10_000
-_TRANSACTIONS = 5  # tries of a transactional tool whose transaction could not commit
+_CANCEL_AGAIN = 1.0
 
 Result = TypeVar("Result")
 OnText = Callable[[str], None]
@@ -70,8 +61,8 @@ class Driver:
         self.model = model
         self._on_text = on_text
         self._stopping = asyncio.Event()
-        self._tools: dict[asyncio.Task[Landed], RunTool] = {}
-        self._transactions: dict[tuple[int, int, int], _Open] = {}
+        self._tools = RunningTools(branch, agent)
+        self._written_at = 0.0
         self._release: dict[str, Any] = {}
 
     def stop(self) -> None:
@@ -83,14 +74,17 @@ class Driver:
 
         Raises what the store raises; the lease is then left to expire, and the branch goes on from its head elsewhere.
         """
+        self._written_at = asyncio.get_running_loop().time()
         working = asyncio.create_task(self._work())
         keeping = asyncio.create_task(self._keep_lease())
+        left: set[asyncio.Task[None]] = {working, keeping}
         try:
-            await asyncio.wait({working, keeping}, return_when=asyncio.FIRST_COMPLETED)
+            _, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (working, keeping):
-                task.cancel()
-            await asyncio.gather(working, keeping, return_exceptions=True)
+            while left:  # a library may lose a cancellation
+                for task in left:
+                    task.cancel()
+                _, left = await asyncio.wait(left, timeout=_CANCEL_AGAIN)
         if working.cancelled():
             keeping.result()
         working.result()
@@ -108,7 +102,7 @@ class Driver:
             log.info("%r is handed back: %s", self.branch, why)
         finally:
             loop.close()
-            await self._abandon()
+            await self._tools.abandon()
 
     async def _keep_lease(self) -> None:
         """Renew the lease at a third of its length; a database that is away may come back in time."""
@@ -119,6 +113,7 @@ class Driver:
             if lease == before:  # no save has renewed it
                 try:
                     lease = await self.branch.renew()
+                    self._written_at = asyncio.get_running_loop().time()
                 except (UnavailableError, PoolExhaustedError) as error:
                     log.warning("%r: the lease could not be renewed: %s", self.branch, error)
 
@@ -130,9 +125,10 @@ class Driver:
             case AskModel():
                 return await self._ask(effect)
             case RunTool():
-                self._start(effect)
+                await self._see_lease()
+                self._tools.start(effect)
             case AwaitTool():
-                return await self._await_tool()
+                return await self._tools.landed()
             case SaveStarted(calls):
                 self._check_stopping()
                 await self._written(lambda: self.branch.mark_started(calls))
@@ -165,10 +161,18 @@ class Driver:
     async def _written(self, write: Callable[[], Awaitable[Result]]) -> Result:
         """Write under the lease. One that ran out while this process stood still is renewed, if nobody has taken it."""
         try:
-            return await write()
+            result = await write()
         except LeaseLostError:
             await self.branch.renew()
-            return await write()
+            result = await write()
+        self._written_at = asyncio.get_running_loop().time()
+        return result
+
+    async def _see_lease(self) -> None:
+        """Before a tool begins: if this process has stood still meanwhile, see that the branch is still its own."""
+        lease = self.branch.lease
+        if lease is not None and asyncio.get_running_loop().time() - self._written_at > lease.seconds / 2:
+            await self.branch.renew()
 
     # -- the model
 
@@ -204,48 +208,7 @@ class Driver:
                 one.cancel()
             await asyncio.gather(task, stopping, return_exceptions=True)
 
-    # -- tools
-
-    async def _await_tool(self) -> Landed:
-        done, _ = await asyncio.wait(self._tools, return_when=asyncio.FIRST_COMPLETED)
-        task = next(task for task in self._tools if task in done)
-        self._tools.pop(task)
-        return task.result()
-
-    def _start(self, effect: RunTool) -> None:
-        self._tools[asyncio.create_task(self._run_tool(effect))] = effect
-
-    async def _run_tool(self, effect: RunTool) -> Landed:
-        tool = self.agent.tool(effect.name)
-        if tool is None:
-            raise LookupError(effect.name)
-        if tool.policy is not Policy.TRANSACTIONAL:
-            return await _outcome(tool, effect, self._context(effect, None))
-        for _ in range(_TRANSACTIONS):
-            landed = await self._run_in_transaction(tool, effect)
-            if landed is not None:
-                return landed
-        return Landed(effect.call, f"its transaction failed {_TRANSACTIONS} times", Outcome.ERROR)
-
-    async def _run_in_transaction(self, tool: Tool, effect: RunTool) -> Landed | None:
-        """Run a tool in a transaction that stays open for the save of its result. None: rolled back, try again."""
-        stack = AsyncExitStack()
-        transaction = await stack.enter_async_context(self.branch.transaction())
-        async with stack:
-            try:
-                landed = await _outcome(tool, effect, self._context(effect, transaction))
-                await transaction.check()
-            except UncertainOutcomeError:
-                return Landed(effect.call, UNKNOWN_OUTCOME, Outcome.UNKNOWN)
-            except (psycopg.OperationalError, UnavailableError) as error:
-                log.info("%r: %s is run again: %s", self.branch, tool.name, error)
-                return None
-            if landed.outcome is Outcome.OK:
-                self._transactions[effect.call.place] = _Open(transaction, stack.pop_all(), effect)
-                return landed
-        if await transaction.committed():
-            return Landed(effect.call, UNKNOWN_OUTCOME, Outcome.UNKNOWN)
-        return landed
+    # -- results
 
     async def _save(self, effect: Save) -> Head:
         content: dict[str, Any] = {
@@ -253,84 +216,30 @@ class Driver:
             "answers": effect.answers or None,
             "state": effect.state,
         }
-        opened = self._transactions.pop(effect.answers[0].place, None) if len(effect.answers) == 1 else None
-        if opened is None:
-            calls = effect.tool_calls or None
-            await self._written(
-                lambda: self.branch.save(effect.messages, tool_calls=calls, final=effect.final, **content)
-            )
-            if effect.final:
-                log.info("%r: the turn has ended", self.branch)
+        opened = self._tools.take_open(effect.answers)
+        if opened is not None:
+            await self._save_in(opened, effect, content)
             return self._head()
+        calls = effect.tool_calls or None
+        await self._written(lambda: self.branch.save(effect.messages, tool_calls=calls, final=effect.final, **content))
+        if effect.final:
+            log.info("%r: the turn has ended", self.branch)
+        return self._head()
+
+    async def _save_in(self, opened: OpenTransaction, effect: Save, content: dict[str, Any]) -> None:
+        """Save a result where its effects are; if that fails, neither stands, and the call lands again."""
+        failure: DatabaseError | None = None
         async with opened.stack:
             try:
                 await self._written(lambda: opened.transaction.save(effect.messages, **content))
-            except UnavailableError as error:
-                log.info("%r: %s is run again: %s", self.branch, opened.effect.name, error)
-                self._start(opened.effect)
-        return self._head()
-
-    def _context(self, effect: RunTool, transaction: AsyncTransaction | None) -> ToolContext:
-        branch, call = self.branch, effect.call
-        state = branch.state
-        variables = state.get("variables") if isinstance(state, dict) else None
-        return ToolContext(
-            conversation_id=branch.conversation_id,
-            external_id=branch.external_id,
-            branch=branch.branch,
-            turn_index=call.turn_index,
-            sub_step=call.sub_step,
-            call_id=call.call_id,
-            tool=effect.name,
-            idempotency_key=idempotency_key(branch.conversation_id, call),
-            attempt=max(call.attempts, 1),
-            agent_id=branch.agent_id,
-            variables=variables if isinstance(variables, dict) else {},
-            _connection=None if transaction is None else transaction.connection,
-        )
-
-    async def _abandon(self) -> None:
-        """Give up the tools under way, and roll back what is open."""
-        for task in self._tools:
-            task.cancel()
-        await asyncio.gather(*self._tools, return_exceptions=True)
-        for opened in self._transactions.values():
-            await opened.stack.aclose()
-
-
-@dataclass(frozen=True)
-class _Open:
-    """A transaction that waits for the save of its tool's result."""
-
-    transaction: AsyncTransaction
-    stack: AsyncExitStack
-    effect: RunTool
-
-
-def idempotency_key(conversation_id: uuid.UUID, call: PendingCall) -> str:
-    """A call's key: the same at each try, in each process, and on each branch that has inherited the call."""
-    return str(uuid.uuid5(conversation_id, f"{call.branch}:{call.turn_index}.{call.sub_step}:{call.index}"))
-
-
-async def _outcome(tool: Tool, effect: RunTool, context: ToolContext) -> Landed:
-    """Run a tool. What it raises, and what can't be stored, is its result: an error (G3)."""
-    try:
-        # In a list, because in its message it is one level deeper than by itself.
-        (content,) = result_content([await tool.run(context, effect.arguments)])
-    except psycopg.OperationalError as error:
-        if tool.policy is Policy.TRANSACTIONAL:
-            raise
-        return Landed(effect.call, _in_words(error), Outcome.ERROR)
-    except UnstorableError as error:
-        return Landed(effect.call, f"the tool has run, and its result can't be stored: {error}", Outcome.ERROR)
-    except Exception as error:
-        log.info("%s has raised", tool.name, exc_info=True)
-        return Landed(effect.call, _in_words(error), Outcome.ERROR)
-    return Landed(effect.call, content, Outcome.OK)
-
-
-def _in_words(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:_LONGEST_ERROR]
+            except DatabaseError as error:
+                failure = error
+        if isinstance(failure, UnavailableError):
+            log.info("%r: %s is run again: %s", self.branch, opened.effect.name, failure)
+            self._tools.start(opened.effect, opened.tries + 1, failure)
+        elif failure is not None:
+            call = opened.effect.call
+            self._tools.land(Landed(call, f"its transaction could not commit: {failure}", Outcome.ERROR), opened.effect)
 
 
 def _now() -> str:

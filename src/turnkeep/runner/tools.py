@@ -7,6 +7,8 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from types import GenericAlias, SimpleNamespace, new_class
@@ -20,6 +22,8 @@ from turnkeep.runner.effects import Json, Policy
 if TYPE_CHECKING:
     from psycopg import AsyncConnection
     from pydantic import BaseModel
+
+    from turnkeep.store import AsyncTransaction
 
 Function = Callable[..., Any]
 OnCrash = Literal["rerun", "report", "ask"]
@@ -55,19 +59,19 @@ class ToolContext:
     attempt: int
     agent_id: str | None
     variables: Mapping[str, Any]
-    _connection: AsyncConnection[Any] | None = field(default=None, repr=False, compare=False)
+    _transaction: AsyncTransaction | None = field(default=None, repr=False, compare=False)
 
     @property
     def connection(self) -> AsyncConnection[Any]:
         """The transaction of a transactional tool. What it writes commits with the call's result, or not at all.
 
-        Raises `UsageError` for any other tool.
+        Raises `UsageError` for any other tool, and when this one has come to its end.
         """
-        if self._connection is None:
+        if self._transaction is None:
             raise UsageError(
                 f"tool {self.tool!r} has no transaction: declare it with @turnkeep.tool(transactional=True)"
             )
-        return self._connection
+        return self._transaction.connection
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,8 +134,12 @@ class Tool:
         call = partial(self.function, **own, **arguments)
         if inspect.iscoroutinefunction(self.function):
             return await call()
-        result = await asyncio.to_thread(_call, call)
+        result = await asyncio.get_running_loop().run_in_executor(_threads, copy_context().run, _call, call)
         return await result if inspect.isawaitable(result) else result
+
+
+# Of their own: in the event loop's few, tools that hang would keep every other call from running.
+_threads = ThreadPoolExecutor(max_workers=1000, thread_name_prefix="turnkeep-tool")
 
 
 @overload
@@ -373,9 +381,9 @@ def _without_titles(schema: Any) -> Any:
 def _call(function: Callable[[], Any]) -> Any:
     try:
         return function()
-    except StopIteration as error:
-        # A future can't carry it: whoever awaits the thread would wait for ever.
-        raise RuntimeError("the tool raised StopIteration") from error
+    except (StopIteration, GeneratorExit) as error:
+        # A future can't carry them: whoever awaits the thread would wait for ever, or be closed.
+        raise RuntimeError(f"the tool raised {type(error).__name__}") from error
 
 
 def _describe(error: Exception) -> str:

@@ -21,6 +21,7 @@ UNKNOWN_OUTCOME = (
     "effect, in whole or in part. Check before doing it again."
 )
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")  # servers refuse a history with other ones, such as models make up
+_ROLES = ("user", "system", "developer")
 _NO_RESULT = "No result of this call was recorded: its outcome is unknown."
 
 
@@ -143,8 +144,11 @@ class _Exchange:
 
     def wire(self) -> Iterator[Json]:
         if self.message.get("role") != "assistant":
-            role = self.message.get("role")
-            yield {"role": role if isinstance(role, str) else "user", "content": self.message.get("content")}
+            role, content = self.message.get("role"), self.message.get("content")
+            yield {
+                "role": role if role in _ROLES else "user",
+                "content": content if isinstance(content, list) else "" if content is None else _text(content),
+            }
             return
         yield _wire_assistant(self.message, self.calls)
         left = list(self.results)

@@ -9,16 +9,18 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 from turnkeep.errors import (
+    ConfigurationError,
     ConflictError,
     DatabaseError,
     InvalidInputError,
     LeaseError,
-    PoolExhaustedError,
+    PermissionDeniedError,
+    SchemaError,
     TurnkeepError,
-    UnavailableError,
 )
 from turnkeep.runner.agent import Agent
 from turnkeep.runner.drive import Driver
+from turnkeep.runner.effects import Policy
 from turnkeep.runner.models import ModelClient
 from turnkeep.store import AsyncBranch, AsyncStore
 
@@ -55,6 +57,8 @@ class Worker:
         self._agents = {agent.name: agent for agent in agents}
         if len(self._agents) != len(agents):
             raise InvalidInputError("agents: two of them have the same name")
+        if store.pool_size < 2 and any(tool.policy is Policy.TRANSACTIONAL for agent in agents for tool in agent.tools):
+            raise ConfigurationError("transactional tools need a store of at least two connections: see its pool_size")
         self._store = store
         self._concurrency = concurrency
         self._lease_seconds = lease_seconds
@@ -103,9 +107,12 @@ class Worker:
                 limit=min(free, _BATCH),
                 owner=self._owner,
                 seconds=self._lease_seconds,
+                suspects=not any(driver.branch.suspect for driver in self._driven.values()),
                 skip=[(driver.branch.conversation_id, driver.branch.branch) for driver in self._driven.values()],
             )
-        except (UnavailableError, PoolExhaustedError) as error:
+        except (SchemaError, PermissionDeniedError):
+            raise
+        except DatabaseError as error:
             log.warning("no work can be claimed: %s", error)
             return 0
         for branch in claimed:
@@ -118,7 +125,9 @@ class Worker:
     async def _drained(self) -> bool:
         try:
             return not await self._store.busy(list(self._agents))
-        except (UnavailableError, PoolExhaustedError) as error:
+        except (SchemaError, PermissionDeniedError):
+            raise
+        except DatabaseError as error:
             log.warning("what is left can't be seen: %s", error)
             return False
 

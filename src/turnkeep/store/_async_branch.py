@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-import socket
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -15,6 +12,7 @@ from typing import Any, cast
 from turnkeep import jsontext
 from turnkeep.errors import (
     ConflictError,
+    CorruptionError,
     InvalidInputError,
     KeyReusedError,
     LeaseHeldError,
@@ -25,9 +23,10 @@ from turnkeep.errors import (
     UnknownToolCallError,
 )
 from turnkeep.jsontext import decode
-from turnkeep.model import FINAL_PHASE, Checkpoint, Lease, PendingCall, Saved, check_text
+from turnkeep.model import FINAL_PHASE, Checkpoint, Lease, PendingCall, Saved
 from turnkeep.store import _arguments, _rows, _tool_calls, _writes
 from turnkeep.store._async_database import AsyncDatabase
+from turnkeep.store._async_leases import lease_terms, release_lease, take_lease
 from turnkeep.store._async_transaction import AsyncTransaction
 from turnkeep.store._async_waiting import Lock
 from turnkeep.store._writes import UNCHANGED, Content, Message
@@ -40,8 +39,6 @@ Place = tuple[str, int, int, int]
 
 Fetch = Callable[[str, Mapping[str, Any]], Awaitable[list[tuple[Any, ...]]]]
 """Something that runs the statement of a name with its parameters, and gives the rows."""
-
-_MAX_OWNER_CHARACTERS = 200
 
 
 @dataclass(frozen=True)
@@ -64,33 +61,6 @@ async def read_checkpoints(database: AsyncDatabase, wanted: Sequence[Wanted]) ->
     return _rows.checkpoints(rows)
 
 
-def lease_terms(owner: str | None, seconds: float) -> tuple[str, float]:
-    """Check what a lease is asked for with; the owner is by default host and process id."""
-    name = f"{socket.gethostname()}:{os.getpid()}" if owner is None else owner
-    return check_text(name, "owner", _MAX_OWNER_CHARACTERS), _arguments.lease_seconds(seconds)
-
-
-async def take_lease(
-    database: AsyncDatabase, conversation_id: uuid.UUID, branch: int, owner: str, seconds: float, *, waiting: bool
-) -> Lease | str:
-    """Take a lease under a new token, or say what stands in the way."""
-    token = secrets.randbits(62) + 1
-    ((outcome, until, held_by),) = await database.fetch(
-        "claim",
-        {
-            "conversation": conversation_id,
-            "branch": branch,
-            "owner": owner,
-            "token": token,
-            "lease_seconds": seconds,
-            "waiting": waiting,
-        },
-    )
-    if outcome == "claimed":
-        return Lease(owner, token, seconds, until)
-    return f"{held_by} holds a lease until {until:%H:%M:%S.%f %Z}" if outcome == "lease_held" else str(outcome)
-
-
 class AsyncBranch:
     """One line of turns of a conversation, and the place where the next write goes.
 
@@ -108,6 +78,7 @@ class AsyncBranch:
         self._database = database
         self._lock = Lock()
         self._lease: Lease | None = None
+        self.suspect = False
         self.agent_id = agent_id or checkpoint.agent_id
         self.conversation_id = checkpoint.conversation_id
         self.external_id = checkpoint.external_id
@@ -308,11 +279,11 @@ class AsyncBranch:
             self._refuse(outcome, turn_index, sub_step, lease_until)
             if lease is not None and outcome == "saved":
                 self._lease = replace(lease, until=lease_until)
-            if body.startswith("{"):
+            if outcome == "saved" and body.startswith("{"):
                 content.messages.append(body)
                 return self._advance((outcome, self.branch, turn_index, sub_step), content, "input", ())
-            await self._read_head()
-            return Saved(self.branch, turn_index, sub_step, outcome == "repeated", False)
+            await self._read_head()  # several messages, or a first try of ours has been there
+            return Saved(self.branch, self.turn_index, self.sub_step, outcome != "saved", False)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncTransaction]:
@@ -360,10 +331,13 @@ class AsyncBranch:
             return self._lease
 
     @classmethod
-    def claimed(cls, database: AsyncDatabase, checkpoint: Checkpoint, lease: Lease, agent_id: str) -> AsyncBranch:
-        """A handle that holds a lease already."""
+    def claimed(
+        cls, database: AsyncDatabase, checkpoint: Checkpoint, lease: Lease, agent_id: str, *, suspect: bool
+    ) -> AsyncBranch:
+        """A handle that holds a lease already. `suspect` says that its workers have died before."""
         branch = cls(database, checkpoint, agent_id)
         branch._lease = lease
+        branch.suspect = suspect
         return branch
 
     async def renew(self) -> Lease:
@@ -397,11 +371,11 @@ class AsyncBranch:
             stopped = "waiting" if failure.get("type") == "waiting" else "failed"
         self._database.check_usable()
         async with self._lock:
-            ((released,),) = await self._database.fetch(
-                "release", {**self._place, "token": lease.token, "delay": delay, "stopped": stopped, "failure": text}
+            released = await release_lease(
+                self._database, self.conversation_id, self.branch, lease, delay=delay, stopped=stopped, failure=text
             )
             self._lease = None
-            return bool(released)
+            return released
 
     @property
     def _name(self) -> str:
@@ -518,6 +492,12 @@ class AsyncBranch:
                 raise ConflictError(
                     f"{self._name}: its head is {turn_index}.{sub_step} now, not {self.turn_index}.{self.sub_step}; "
                     "nothing was written. Call refresh() and decide again"
+                )
+            case "saved" | "repeated" | "taken" | "key_reused":
+                return
+            case _:
+                raise CorruptionError(
+                    f"{self._name}: the database answered {outcome!r}, which is no outcome of a write"
                 )
 
 

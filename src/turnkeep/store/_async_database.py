@@ -44,7 +44,7 @@ def _connection_arguments(conninfo: str) -> dict[str, Any]:
 
 
 # Its warnings are for programs that set logging up, and not for the standard error of those that don't.
-logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())
+logging.getLogger("psycopg").addHandler(logging.NullHandler())
 
 
 class AsyncDatabase:
@@ -71,6 +71,9 @@ class AsyncDatabase:
         self._revive = revive
         self._home: object = None
         self._closed = False
+        # One connection is left to the calls that transactions wait for.
+        self.transactions = waiting.Slots(max(pool_size - 1, 1))
+        self.pool_size = pool_size
         self._healing = waiting.Background()
         self._refusal: psycopg.Error | None = None
         self._pool = AsyncConnectionPool(

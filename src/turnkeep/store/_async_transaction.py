@@ -8,14 +8,15 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-from psycopg import AsyncConnection, IsolationLevel
+from psycopg import AsyncConnection, AsyncCursor, IsolationLevel
 from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
 
-from turnkeep.errors import UnavailableError, UncertainOutcomeError, UsageError
+from turnkeep.errors import DatabaseError, PoolExhaustedError, UnavailableError, UncertainOutcomeError, UsageError
 from turnkeep.model import PendingCall, Saved
 from turnkeep.store import _async_waiting as waiting
 from turnkeep.store._async_database import AsyncDatabase
-from turnkeep.store._failures import translated
+from turnkeep.store._failures import Remedy, remedy_for, translated
 from turnkeep.store._writes import UNCHANGED, Message
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class AsyncTransaction:
         self._connection: waiting.Connection | None = None
         self._block: Block | None = None
         self._id = ""
+        self._slot = False
 
     @property
     def connection(self) -> AsyncConnection[Any]:
@@ -48,21 +50,48 @@ class AsyncTransaction:
             raise UsageError("this transaction has ended: its connection belongs to others now")
         return self._connection
 
+    @property
+    def lost(self) -> bool:
+        """Whether its connection is lost, as long as it is open: then it is rolled back."""
+        return self.connection.info.transaction_status == TransactionStatus.UNKNOWN
+
+    @waiting.undisturbed
     async def begin(self) -> None:
-        """Open it. A connection that a lost server has left behind is replaced, until the store's deadline."""
+        """Open it. A connection that a lost server has left behind is replaced, until the store's deadline.
+
+        Waits while all connections but one are in transactions: the last one is for the calls they wait for.
+        """
+        try:
+            await self._database.transactions.take(self._database.timeout)
+        except TimeoutError as error:
+            raise PoolExhaustedError(
+                f"{self._branch!r}: as many transactions as pool_size ({self._database.pool_size}) allows were open "
+                f"for {self._database.timeout:g} s: open the store with a larger one"
+            ) from error
+        self._slot = True
         await self._database.attempt(self._begin, keep=self._keep)
 
     async def check(self) -> None:
         """Raise `UncertainOutcomeError` if an SQL COMMIT or ROLLBACK of the caller's has ended the transaction.
 
-        Raises `UnavailableError` if its connection is lost: it is rolled back then.
+        Raises `UnavailableError` if its connection is lost, and `DatabaseError` if one of its statements has failed:
+        nothing of it is kept then.
         """
-        current = ""
-        if self.connection.info.transaction_status == TransactionStatus.INTRANS:
-            try:
-                current = await self._current_id(self.connection)
-            except psycopg.Error as error:
-                raise translated(error, self._database.schema) from error
+        connection = self._tidied(self.connection)
+        match connection.info.transaction_status:
+            case TransactionStatus.INTRANS:
+                try:
+                    current = await self._current_id(connection)
+                except psycopg.Error as error:
+                    raise translated(error, self._database.schema) from error
+            case TransactionStatus.UNKNOWN:
+                raise UnavailableError(
+                    f"{self._branch!r}: the transaction's connection was lost, and nothing of it stands"
+                )
+            case TransactionStatus.INERROR:
+                raise DatabaseError("a statement of the transaction has failed: nothing of it is kept")
+            case _:
+                current = ""
         if current != self._id:
             raise UncertainOutcomeError(
                 f"{self._branch!r}: the transaction was ended by an SQL statement: what it did may stand or not. Leave "
@@ -98,15 +127,27 @@ class AsyncTransaction:
         """Roll back what is still open, and give the connection back."""
         connection, block = self._connection, self._block
         self._connection = self._block = None
+        if self._slot:
+            self._slot = False
+            self._database.transactions.give()
         if connection is None:
             return
         try:
             if block is not None and connection.info.transaction_status in _BETWEEN_STATEMENTS:
                 await block.__aexit__(psycopg.Rollback, psycopg.Rollback(), None)
-        except psycopg.OperationalError:
-            pass  # the server is gone, and with it what was open
+            # Behind a pooler the session is not ours: there only SET LOCAL is safe.
+            if not self._database.pooled and connection.info.transaction_status == TransactionStatus.IDLE:
+                await self._tidied(connection).execute(self._database.statement("tidy_session"), prepare=False)
+        except psycopg.Error:
+            await connection.close()  # the server is gone, and with it what was open; or it is not fit for others
         finally:
             await self._database.give_back(connection)
+
+    def _tidied(self, connection: AsyncConnection[Any]) -> AsyncConnection[Any]:
+        """The connection with its own kind of rows and cursors, whatever the caller has chosen."""
+        connection.row_factory = tuple_row
+        connection.cursor_factory = AsyncCursor
+        return connection
 
     async def _begin(self, connection: waiting.Connection) -> tuple[Block, str]:
         await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
@@ -125,7 +166,8 @@ class AsyncTransaction:
     async def _save(self, name: str, parameters: Mapping[str, Any]) -> Rows:
         """Run the save's statement, and commit if it was done."""
         try:
-            cursor = await self.connection.execute(self._database.statement(name), parameters, binary=True)
+            connection = self._tidied(self.connection)
+            cursor = await connection.execute(self._database.statement(name), parameters, binary=True)
             rows = await cursor.fetchall()
         except psycopg.Error as error:
             raise translated(error, self._database.schema) from error
@@ -139,6 +181,8 @@ class AsyncTransaction:
             if block is not None:
                 await block.__aexit__(None, None, None)
         except psycopg.Error as error:
+            if remedy_for(error) is Remedy.GIVE_UP:  # a deferred constraint, for instance
+                raise translated(error, self._database.schema) from error
             # A commit whose answer was lost may be under way still: it holds the branch's row until it has ended.
             place = {"conversation": self._branch.conversation_id, "branch": self._branch.branch}
             await self._database.fetch("lock", place)

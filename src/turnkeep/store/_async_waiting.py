@@ -55,9 +55,32 @@ async def within(seconds: float, action: Callable[[], Awaitable[None]]) -> None:
         await action()
 
 
-def take(pool: Pool, seconds: float) -> Awaitable[Connection]:
+async def take(pool: Pool, seconds: float) -> Connection:
     """Take a connection out of the pool."""
-    return pool.getconn(seconds)
+    task = asyncio.current_task()
+    before = 0 if task is None else task.cancelling()
+    connection = await pool.getconn(seconds)
+    if task is not None and task.cancelling() > before:
+        # Up to Python 3.11, waiting with a timeout loses a cancellation that comes together with what is waited for.
+        await give_back(pool, connection)
+        raise asyncio.CancelledError
+    return connection
+
+
+class Slots:
+    """A number of places, to be taken and given back."""
+
+    def __init__(self, count: int) -> None:
+        self._semaphore = asyncio.Semaphore(count)
+
+    async def take(self, seconds: float) -> None:
+        """Take one, or raise `TimeoutError`."""
+        async with asyncio.timeout(seconds):
+            await self._semaphore.acquire()
+
+    def give(self) -> None:
+        """Give it back."""
+        self._semaphore.release()
 
 
 async def give_back(pool: Pool, connection: Connection) -> None:

@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-import socket
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +13,7 @@ from typing import Any, cast
 from turnkeep import jsontext
 from turnkeep.errors import (
     ConflictError,
+    CorruptionError,
     InvalidInputError,
     KeyReusedError,
     LeaseHeldError,
@@ -26,9 +24,10 @@ from turnkeep.errors import (
     UnknownToolCallError,
 )
 from turnkeep.jsontext import decode
-from turnkeep.model import FINAL_PHASE, Checkpoint, Lease, PendingCall, Saved, check_text
+from turnkeep.model import FINAL_PHASE, Checkpoint, Lease, PendingCall, Saved
 from turnkeep.store import _arguments, _rows, _tool_calls, _writes
 from turnkeep.store._sync_database import Database
+from turnkeep.store._sync_leases import lease_terms, release_lease, take_lease
 from turnkeep.store._sync_transaction import Transaction
 from turnkeep.store._sync_waiting import Lock
 from turnkeep.store._writes import UNCHANGED, Content, Message
@@ -41,8 +40,6 @@ Place = tuple[str, int, int, int]
 
 Fetch = Callable[[str, Mapping[str, Any]], list[tuple[Any, ...]]]
 """Something that runs the statement of a name with its parameters, and gives the rows."""
-
-_MAX_OWNER_CHARACTERS = 200
 
 
 @dataclass(frozen=True)
@@ -65,33 +62,6 @@ def read_checkpoints(database: Database, wanted: Sequence[Wanted]) -> dict[int, 
     return _rows.checkpoints(rows)
 
 
-def lease_terms(owner: str | None, seconds: float) -> tuple[str, float]:
-    """Check what a lease is asked for with; the owner is by default host and process id."""
-    name = f"{socket.gethostname()}:{os.getpid()}" if owner is None else owner
-    return check_text(name, "owner", _MAX_OWNER_CHARACTERS), _arguments.lease_seconds(seconds)
-
-
-def take_lease(
-    database: Database, conversation_id: uuid.UUID, branch: int, owner: str, seconds: float, *, waiting: bool
-) -> Lease | str:
-    """Take a lease under a new token, or say what stands in the way."""
-    token = secrets.randbits(62) + 1
-    ((outcome, until, held_by),) = database.fetch(
-        "claim",
-        {
-            "conversation": conversation_id,
-            "branch": branch,
-            "owner": owner,
-            "token": token,
-            "lease_seconds": seconds,
-            "waiting": waiting,
-        },
-    )
-    if outcome == "claimed":
-        return Lease(owner, token, seconds, until)
-    return f"{held_by} holds a lease until {until:%H:%M:%S.%f %Z}" if outcome == "lease_held" else str(outcome)
-
-
 class Branch:
     """One line of turns of a conversation, and the place where the next write goes.
 
@@ -109,6 +79,7 @@ class Branch:
         self._database = database
         self._lock = Lock()
         self._lease: Lease | None = None
+        self.suspect = False
         self.agent_id = agent_id or checkpoint.agent_id
         self.conversation_id = checkpoint.conversation_id
         self.external_id = checkpoint.external_id
@@ -307,11 +278,11 @@ class Branch:
             self._refuse(outcome, turn_index, sub_step, lease_until)
             if lease is not None and outcome == "saved":
                 self._lease = replace(lease, until=lease_until)
-            if body.startswith("{"):
+            if outcome == "saved" and body.startswith("{"):
                 content.messages.append(body)
                 return self._advance((outcome, self.branch, turn_index, sub_step), content, "input", ())
-            self._read_head()
-            return Saved(self.branch, turn_index, sub_step, outcome == "repeated", False)
+            self._read_head()  # several messages, or a first try of ours has been there
+            return Saved(self.branch, self.turn_index, self.sub_step, outcome != "saved", False)
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
@@ -359,10 +330,13 @@ class Branch:
             return self._lease
 
     @classmethod
-    def claimed(cls, database: Database, checkpoint: Checkpoint, lease: Lease, agent_id: str) -> Branch:
-        """A handle that holds a lease already."""
+    def claimed(
+        cls, database: Database, checkpoint: Checkpoint, lease: Lease, agent_id: str, *, suspect: bool
+    ) -> Branch:
+        """A handle that holds a lease already. `suspect` says that its workers have died before."""
         branch = cls(database, checkpoint, agent_id)
         branch._lease = lease
+        branch.suspect = suspect
         return branch
 
     def renew(self) -> Lease:
@@ -396,11 +370,11 @@ class Branch:
             stopped = "waiting" if failure.get("type") == "waiting" else "failed"
         self._database.check_usable()
         with self._lock:
-            ((released,),) = self._database.fetch(
-                "release", {**self._place, "token": lease.token, "delay": delay, "stopped": stopped, "failure": text}
+            released = release_lease(
+                self._database, self.conversation_id, self.branch, lease, delay=delay, stopped=stopped, failure=text
             )
             self._lease = None
-            return bool(released)
+            return released
 
     @property
     def _name(self) -> str:
@@ -517,6 +491,12 @@ class Branch:
                 raise ConflictError(
                     f"{self._name}: its head is {turn_index}.{sub_step} now, not {self.turn_index}.{self.sub_step}; "
                     "nothing was written. Call refresh() and decide again"
+                )
+            case "saved" | "repeated" | "taken" | "key_reused":
+                return
+            case _:
+                raise CorruptionError(
+                    f"{self._name}: the database answered {outcome!r}, which is no outcome of a write"
                 )
 
 

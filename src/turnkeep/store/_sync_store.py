@@ -8,10 +8,12 @@ from collections.abc import Collection, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from turnkeep import settings
+from turnkeep import jsontext, settings
 from turnkeep._version import REVISION
 from turnkeep.errors import (
     ConflictError,
+    CorruptionError,
+    DatabaseError,
     InvalidInputError,
     LeaseHeldError,
     NotFoundError,
@@ -31,8 +33,9 @@ from turnkeep.model import (
 )
 from turnkeep.store import _arguments, _sync_requests
 from turnkeep.store._arguments import MAX_PAGE
-from turnkeep.store._sync_branch import Branch, Wanted, lease_terms, read_checkpoints, take_lease
+from turnkeep.store._sync_branch import Branch, Wanted, read_checkpoints
 from turnkeep.store._sync_database import Database
+from turnkeep.store._sync_leases import lease_terms, release_lease, take_lease
 from turnkeep.store._sync_requests import Body
 from turnkeep.store._sync_waiting import in_thread
 
@@ -42,6 +45,9 @@ if TYPE_CHECKING:
 _MAX_AGENT_CHARACTERS = 255
 _MAX_NAME_CHARACTERS = 255
 _RESTORED_AT_ONCE = 100
+
+_Claim = tuple[uuid.UUID, int, Lease, str, bool]
+"""Conversation, branch, lease, agent, and whether it is a suspect."""
 
 Id = str | uuid.UUID
 """A conversation's id: a UUID, or a text of one's own."""
@@ -107,6 +113,11 @@ class Store:
     def conninfo(self) -> str:
         """The conninfo of the database in use."""
         return self._database.conninfo
+
+    @property
+    def pool_size(self) -> int:
+        """The most connections it opens."""
+        return self._pool_size
 
     @property
     def pooled(self) -> bool:
@@ -332,32 +343,60 @@ class Store:
         owner: str | None = None,
         seconds: float = 15.0,
         skip: Collection[tuple[uuid.UUID, int]] = (),
+        suspects: bool = True,
     ) -> list[Branch]:
         """Take leases on up to `limit` branches of these agents that wait for a worker, the longest waiting first.
 
         A branch waits when it is ready, or when its worker has let its lease expire. One whose worker has died five
         times in a row without progress is failed instead. The `agent_id` of each is its conversation's. `owner` and
         `seconds` are `Branch.claim`'s (G5). `skip` are (conversation_id, branch) that the caller runs itself.
+
+        A branch whose worker has died is a suspect: of those at most one is claimed, or none without `suspects`, so
+        that what kills its worker does so without others that look the same.
         """
         owner, seconds = lease_terms(owner, seconds)
         parameters = {"agents": [*agents], "limit": _arguments.page(limit)}
         waiting = self._database.fetch("expired", parameters)
         if len(waiting) < limit:
             waiting += self._database.fetch("ready", parameters)
-        claims: list[tuple[Lease, str]] = []
-        places: list[Wanted] = []
-        ours = [one for one in waiting if (one[0], one[1]) not in skip]
-        for conversation_id, number, agent in ours[:limit]:
-            lease = take_lease(self._database, conversation_id, number, owner, seconds, waiting=True)
+        claims: list[_Claim] = []
+        for conversation_id, number, agent, attempts in waiting:
+            suspect = attempts > 0
+            if len(claims) == limit or (conversation_id, number) in skip or (suspect and not suspects):
+                continue
+            try:
+                lease = take_lease(self._database, conversation_id, number, owner, seconds, waiting=True)
+            except DatabaseError:
+                if not claims:
+                    raise
+                break  # those claimed are not left lying
             if isinstance(lease, Lease):
-                claims.append((lease, agent))
-                places.append((conversation_id, number, None, None))
-        if not places:
+                claims.append((conversation_id, number, lease, agent, suspect))
+                suspects = suspects and not suspect
+        return self._restored(claims)
+
+    def _restored(self, claims: Sequence[_Claim]) -> list[Branch]:
+        """Handles for what was claimed. What can't be restored is failed, and keeps nobody from the others."""
+        if not claims:
             return []
-        found = read_checkpoints(self._database, places)
+        try:
+            found = read_checkpoints(
+                self._database, [(conversation_id, number, None, None) for conversation_id, number, *_ in claims]
+            )
+        except CorruptionError as error:
+            if len(claims) > 1:
+                return [branch for claim in claims for branch in self._restored([claim])]
+            ((conversation_id, number, lease, _, _),) = claims
+            failure = jsontext.encode({"type": "corruption", "message": str(error)}, "failure")
+            release_lease(self._database, conversation_id, number, lease, stopped="failed", failure=failure)
+            return []
+        except DatabaseError:
+            for conversation_id, number, lease, _, _ in claims:
+                release_lease(self._database, conversation_id, number, lease)
+            raise
         return [
-            Branch.claimed(self._database, found[item], lease, agent)
-            for item, (lease, agent) in enumerate(claims, 1)
+            Branch.claimed(self._database, found[item], lease, agent, suspect=suspect)
+            for item, (_, _, lease, agent, suspect) in enumerate(claims, 1)
             if item in found
         ]
 

@@ -134,6 +134,31 @@ def take(pool: Pool, seconds: float) -> Connection:
     return connection
 
 
+class Slots:
+    """A number of places, to be taken and given back."""
+
+    def __init__(self, count: int) -> None:
+        self._semaphore = threading.Semaphore(count)
+
+    def take(self, seconds: float) -> None:
+        """Take one, or raise `TimeoutError`."""
+        call = carried_out()
+        if call is not None:
+            call.park()
+        if not self._semaphore.acquire(timeout=seconds):
+            raise TimeoutError
+        if call is not None:
+            try:
+                call.go_on()
+            except Interrupted:
+                self.give()
+                raise
+
+    def give(self) -> None:
+        """Give it back."""
+        self._semaphore.release()
+
+
 def sleep(seconds: float) -> None:
     """Let time pass."""
     call = carried_out()

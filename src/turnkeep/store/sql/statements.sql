@@ -58,7 +58,7 @@ FROM {schema}.fork_v1(%(conversation)s, %(source)s, %(turn)s, %(sub_step)s, %(na
 
 -- name: ready
 -- Branches that wait for a worker of these agents, the longest waiting first.
-SELECT b.conversation_id, b.branch, v.agent_id
+SELECT b.conversation_id, b.branch, v.agent_id, b.attempts
 FROM {schema}.branch AS b
 JOIN {schema}.conversation AS v ON v.conversation_id = b.conversation_id
 WHERE b.status = 'ready' AND b.ready_at <= (SELECT {schema}.clock()) AND v.agent_id = ANY (%(agents)s)
@@ -67,7 +67,7 @@ LIMIT %(limit)s
 
 -- name: expired
 -- Branches whose worker of these agents has lost its lease.
-SELECT b.conversation_id, b.branch, v.agent_id
+SELECT b.conversation_id, b.branch, v.agent_id, b.attempts
 FROM {schema}.branch AS b
 JOIN {schema}.conversation AS v ON v.conversation_id = b.conversation_id
 WHERE b.status = 'running' AND b.lease_until <= (SELECT {schema}.clock()) AND v.agent_id = ANY (%(agents)s)
@@ -106,6 +106,11 @@ WHERE b.conversation_id = %(conversation)s AND b.branch = %(branch)s FOR UPDATE
 -- name: transaction_id
 -- The id of the transaction under way, which is given one.
 SELECT pg_catalog.pg_current_xact_id()::pg_catalog.text
+
+-- name: tidy_session
+-- Undoes what a caller's transaction has left behind in a session, its prepared statements aside.
+CLOSE ALL; SET SESSION AUTHORIZATION DEFAULT; RESET ALL; UNLISTEN *; SELECT pg_catalog.pg_advisory_unlock_all();
+DISCARD SEQUENCES; DISCARD TEMP
 
 -- name: transaction_status
 -- What has become of a transaction.
