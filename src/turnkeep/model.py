@@ -208,7 +208,8 @@ class Saved:
     """What a write came to: a checkpoint that is durable now (G1).
 
     `repeated` is true where the same write, or a turn begun under the same key, had been there before (G4);
-    the place is then the one it has now. `final` is true where that turn has ended.
+    the place is then the one it has now. `final` is true where that turn has ended, `waiting` where a request
+    then waits for the next one.
     """
 
     branch: int
@@ -216,6 +217,7 @@ class Saved:
     sub_step: int
     repeated: bool
     final: bool
+    waiting: bool = False
 
 
 @dataclass(frozen=True)

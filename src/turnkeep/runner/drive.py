@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -221,10 +222,13 @@ class Driver:
             await self._save_in(opened, effect, content)
             return self._head()
         calls = effect.tool_calls or None
-        await self._written(lambda: self.branch.save(effect.messages, tool_calls=calls, final=effect.final, **content))
+        saved = await self._written(
+            lambda: self.branch.save(effect.messages, tool_calls=calls, final=effect.final, **content)
+        )
         if effect.final:
             log.info("%r: the turn has ended", self.branch)
-        return self._head()
+        # A request that comes from here on is seen when the lease is handed back.
+        return replace(self._head(), waiting=saved.waiting or not effect.final)
 
     async def _save_in(self, opened: OpenTransaction, effect: Save, content: dict[str, Any]) -> None:
         """Save a result where its effects are; if that fails, neither stands, and the call lands again."""

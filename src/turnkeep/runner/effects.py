@@ -44,7 +44,10 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Head:
-    """A branch as the loop sees it. `pending` are the open turn's calls without result, in order of issue."""
+    """A branch as the loop sees it. `pending` are the open turn's calls without result, in order of issue.
+
+    `waiting` is false where it is known, at a turn's end, that no request waits.
+    """
 
     turn_index: int
     sub_step: int
@@ -52,6 +55,7 @@ class Head:
     messages: Sequence[Json]
     pending: tuple[PendingCall, ...]
     state: Any
+    waiting: bool = True
 
 
 @dataclass(frozen=True)

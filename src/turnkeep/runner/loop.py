@@ -60,6 +60,8 @@ def turns(agent: Agent, head: Head, now: Now) -> Generator[Effect, Any, None]:
     """Go on with a branch until no request waits, or its turn has stopped."""
     while True:
         if not head.turn_open:
+            if not head.waiting:
+                return
             taken: Head | None = yield TakeRequest(_state(agent, head, step_count=0))
             if taken is None:
                 return

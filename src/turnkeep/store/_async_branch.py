@@ -34,8 +34,8 @@ from turnkeep.store._writes import UNCHANGED, Content, Message
 Wanted = tuple[uuid.UUID, int | None, int | None, int | None]
 """A checkpoint to read: conversation, branch (None: the current one), turn_index and sub_step (None: the head)."""
 
-Place = tuple[str, int, int, int]
-"""What a write came to: outcome, branch, turn_index, sub_step."""
+Place = tuple[str, int, int, int, bool]
+"""What a write came to: outcome, branch, turn_index, sub_step, and whether a request waits where a turn has ended."""
 
 Fetch = Callable[[str, Mapping[str, Any]], Awaitable[list[tuple[Any, ...]]]]
 """Something that runs the statement of a name with its parameters, and gives the rows."""
@@ -153,7 +153,7 @@ class AsyncBranch:
                     "with final=True, before a new one begins",
                     self._pending,
                 ) from error
-            outcome, branch, turn_index, _ = place
+            outcome, branch, turn_index, _, _ = place
             if outcome == "key_reused":
                 what = "was posted" if turn_index is None else f"has begun turn {turn_index}"
                 raise KeyReusedError(f"{self._name}: key {key!r} {what} with another body")
@@ -281,7 +281,7 @@ class AsyncBranch:
                 self._lease = replace(lease, until=lease_until)
             if outcome == "saved" and body.startswith("{"):
                 content.messages.append(body)
-                return self._advance((outcome, self.branch, turn_index, sub_step), content, "input", ())
+                return self._advance((outcome, self.branch, turn_index, sub_step, False), content, "input", ())
             await self._read_head()  # several messages, or a first try of ours has been there
             return Saved(self.branch, self.turn_index, self.sub_step, outcome != "saved", False)
 
@@ -404,12 +404,12 @@ class AsyncBranch:
         self._state = checkpoint.state_text
 
     def _advance(self, place: Place, content: Content, phase: str, pending: tuple[PendingCall, ...]) -> Saved:
-        outcome, _, turn_index, sub_step = place
+        outcome, _, turn_index, sub_step, waiting = place
         if (turn_index, sub_step) == self._next_place(phase):
             self.turn_index, self.sub_step, self._phase, self._pending = turn_index, sub_step, phase, pending
             self._texts += content.messages
             self._state = self._state if content.state is None else content.state
-        return Saved(self.branch, turn_index, sub_step, outcome == "repeated", phase == FINAL_PHASE)
+        return Saved(self.branch, turn_index, sub_step, outcome == "repeated", phase == FINAL_PHASE, waiting)
 
     def _next_place(self, phase: str) -> tuple[int, int]:
         return (self.turn_index + 1, 0) if phase == "input" else (self.turn_index, self.sub_step + 1)
@@ -448,7 +448,7 @@ class AsyncBranch:
     ) -> Place:
         lease = self._lease
         given = _writes.check_write_id(write_id)
-        ((outcome, branch, turn_index, sub_step, lease_until),) = await fetch(
+        ((outcome, branch, turn_index, sub_step, lease_until, waiting),) = await fetch(
             "save",
             {
                 **self._head,
@@ -471,7 +471,7 @@ class AsyncBranch:
         self._refuse(outcome, turn_index, sub_step, lease_until)
         if lease is not None and outcome == "saved":
             self._lease = replace(lease, until=lease_until)
-        return outcome, branch, turn_index, sub_step
+        return outcome, branch, turn_index, sub_step, bool(waiting)
 
     def _refuse(self, outcome: str, turn_index: int, sub_step: int, lease_until: datetime | None) -> None:
         match outcome:

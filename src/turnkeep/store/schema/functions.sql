@@ -193,13 +193,15 @@ $$;
 -- (p_turn, p_sub_step) is the head the caller has seen. A p_phase of 'input' opens the next turn, under p_key if
 -- there is one; 'final' ends the turn. p_messages is an array of p_count messages, or the only one itself.
 -- 'started' writes down that the calls of p_answers are about to run. A null p_state means unchanged. p_repeatable says
--- that the caller may have sent p_write_id before. Nothing is written unless outcome is 'saved'. What runs at every save is kept short: each expression costs.
+-- that the caller may have sent p_write_id before. Nothing is written unless outcome is 'saved'. waiting says, at a turn's
+-- end, whether a request waits for the next one. What runs at every save is kept short: each expression costs.
 CREATE OR REPLACE FUNCTION {schema}.save_v1(
     p_conversation uuid, p_branch int, p_turn int, p_sub_step int, p_token bigint, p_lease_seconds float8,
     p_write_id uuid, p_repeatable boolean, p_phase text, p_agent text, p_count int, p_messages json,
     p_tool_calls json DEFAULT NULL, p_tool_results json DEFAULT NULL, p_answers int[] DEFAULT NULL,
     p_state json DEFAULT NULL, p_key text DEFAULT NULL, p_digest bytea DEFAULT NULL,
-    OUT outcome text, OUT branch int, OUT turn_index int, OUT sub_step int, OUT lease_until timestamptz
+    OUT outcome text, OUT branch int, OUT turn_index int, OUT sub_step int, OUT lease_until timestamptz,
+    OUT waiting boolean
 ) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_now timestamptz := {schema}.clock();
@@ -309,10 +311,10 @@ BEGIN
         INSERT INTO {schema}.document (conversation_id, branch, turn_index, next_try_at)
         VALUES (p_conversation, p_branch, p_turn, v_now)
         ON CONFLICT DO NOTHING;
-        IF p_token = 0 THEN
+        waiting := {schema}.request_waits(p_conversation, p_branch);
+        IF waiting AND p_token = 0 THEN
             UPDATE {schema}.branch AS b SET status = 'ready', ready_at = v_now
-            WHERE b.conversation_id = p_conversation AND b.branch = p_branch
-                AND {schema}.request_waits(p_conversation, p_branch);
+            WHERE b.conversation_id = p_conversation AND b.branch = p_branch;
         END IF;
     END IF;
 END $$;

@@ -6,7 +6,7 @@ SELECT pg_catalog.max(m.number) FROM {schema}.migration AS m
 
 -- name: save
 -- One sub-step: messages and a checkpoint, or the first outcome of the same write.
-SELECT outcome, branch, turn_index, sub_step, lease_until
+SELECT outcome, branch, turn_index, sub_step, lease_until, waiting
 FROM {schema}.save_v1(%(conversation)s, %(branch)s, %(turn)s, %(sub_step)s, %(token)s, %(lease_seconds)s,
     %(write_id)s, %(repeatable)s, %(phase)s, %(agent)s, %(count)s, %(messages)s, %(tool_calls)s, %(tool_results)s, %(answers)s,
     %(state)s, %(key)s, %(digest)s)
