@@ -119,7 +119,8 @@ class Checkpoint:
     `turn_index` is −1 and `phase` None before the first turn. `parent` is the (turn_index, sub_step, branch)
     it extends. `message_texts`, `state_text`, `tool_calls_text` and `tool_results_text` are the exact JSON
     texts; the properties of the same names without `_text` parse them and raise `UnreadableError` for
-    what Python can't hold. `status` and the lease are those of the branch at the time of reading.
+    what Python can't hold. `status`, the lease and the `failure` (an object with `type` and
+    `message`, where the branch has failed or waits) are those of the branch at the time of reading.
     """
 
     conversation_id: uuid.UUID
@@ -136,6 +137,7 @@ class Checkpoint:
     status: str
     lease_owner: str | None
     lease_until: datetime | None
+    failure: dict[str, Any] | None
     pending: tuple[PendingCall, ...]
     message_texts: tuple[str, ...] = field(repr=False)
     state_text: str | None = field(repr=False)

@@ -72,7 +72,9 @@ class Chat:
                 if line.strip():
                     self._take_turn(line)
         except (StoppedError, KeyboardInterrupt):
-            self._screen.note("Stopped; nothing is lost.", "yellow")
+            self._screen.note(
+                "Stopped here; nothing is lost. A worker that serves this agent would go on with it.", "yellow"
+            )
             self._tell_how_to_go_on()
             return Exit.INTERRUPTED
         except Exception:

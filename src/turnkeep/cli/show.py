@@ -117,7 +117,17 @@ def checkpoint_json(checkpoint: Checkpoint) -> str:
         name: json_text(getattr(checkpoint, name))
         for name in (
             *("conversation_id", "external_id", "agent_id", "branch", "branch_name", "turn_index", "sub_step"),
-            *("phase", "turn_open", "parent", "created_at", "write_id", "status", "lease_owner", "lease_until"),
+            *(
+                "phase",
+                "turn_open",
+                "parent",
+                "created_at",
+                "write_id",
+                "status",
+                "lease_owner",
+                "lease_until",
+                "failure",
+            ),
         )
     }
     members["pending"] = f"[{', '.join(pending)}]"
@@ -168,6 +178,8 @@ def _print_header(output: Output, checkpoint: Checkpoint, now: datetime) -> None
         row("place", f"turn {checkpoint.turn_index}.{checkpoint.sub_step}, branch {branch}")
         row("phase", f"{checkpoint.phase}, {'the turn is open' if checkpoint.turn_open else 'the turn has ended'}")
     row("status", checkpoint.status)
+    if checkpoint.failure is not None:
+        row("why", (one_line(cut(str(checkpoint.failure.get("message")), 500, 1)[0]), "red"))
     row("lease", one_line(lease_label(checkpoint.lease_owner, checkpoint.lease_until, now)))
     if checkpoint.created_at is not None:
         row("saved", f"{checkpoint.created_at:%Y-%m-%d %H:%M:%S %Z}, {ago(checkpoint.created_at, now)}")

@@ -40,6 +40,7 @@ log = logging.getLogger("turnkeep.runner")
 
 _LATER = 30.0  # seconds until a branch that was handed back is taken up again
 _CANCEL_AGAIN = 1.0
+_TOLD = 4  # failures of a model server until it is told once as a warning
 
 Result = TypeVar("Result")
 OnText = Callable[[str], None]
@@ -181,6 +182,7 @@ class Driver:
         """Ask until there is an answer: a server that is away, or dies in the middle, is waited for."""
         self._check_stopping()
         patience = Patience()
+        failures = 0
         while True:
             try:
                 reply: ModelReply | ModelRefused = await self._unless_stopping(self.model.reply(effect, self._on_text))
@@ -192,7 +194,9 @@ class Driver:
                 if pause is None:
                     self._release = {"delay": _LATER}
                     raise Stopped(f"the model server is away: {error}") from error
-                log.info("%r waits for the model server: %s", self.branch, error)
+                failures += 1
+                level = logging.WARNING if failures == _TOLD else logging.INFO
+                log.log(level, "%r waits for the model server: %s", self.branch, error)
             await self._unless_stopping(asyncio.sleep(min(pause, _LATER) * random.uniform(0.5, 1.0)))
 
     async def _unless_stopping(self, action: Any) -> Any:

@@ -17,6 +17,11 @@ def load_agents(reference: str) -> list[Agent]:
     itself passes through.
     """
     module_name, _, attribute = reference.partition(":")
+    name = attribute or "agent"
+    if not all(part.isidentifier() for part in (*module_name.split("."), name)):
+        raise ConfigurationError(
+            f"{reference!r}: name an agent as module:attribute, such as app:agent (and not app.py)"
+        )
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -25,13 +30,13 @@ def load_agents(reference: str) -> list[Agent]:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
         raise ConfigurationError(
-            f"{reference!r}: there is no module {module_name!r} here; name it as module:attribute, such as app:agent"
+            f"{reference!r}: there is no module {module_name!r} here; name it as module:attribute, such as app:agent "
+            "(and not app.py)"
         ) from error
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"{reference!r}: name an agent as module:attribute, such as app:agent") from error
-    name = attribute or "agent"
     found = getattr(module, name, None)
     agents = [one for one in (found if isinstance(found, list | tuple) else [found]) if isinstance(one, Agent)]
     if not agents or (isinstance(found, list | tuple) and len(agents) != len(found)):
-        raise ConfigurationError(f"{reference!r}: {module_name}.{name} is no turnkeep.Agent, nor a list of them")
+        others = [key for key, value in vars(module).items() if isinstance(value, Agent)]
+        there = f"; there is {', '.join(others)}" if others else ""
+        raise ConfigurationError(f"{reference!r}: {module_name}.{name} is no turnkeep.Agent, nor a list of them{there}")
     return agents

@@ -75,10 +75,14 @@ async def post(
     return Posted(conversation_id, number, key, outcome == "repeated")
 
 
+async def _progress(database: AsyncDatabase, conversation_id: uuid.UUID, key: str) -> list[tuple[Any, ...]]:
+    return await database.fetch("request", {"conversation": conversation_id, "key": key})
+
+
 async def reply(database: AsyncDatabase, conversation: str | uuid.UUID, key: str) -> Reply | None:
     """The reply to a request, or None as long as there is none."""
     conversation_id = conversation_uuid(conversation)
-    rows = await database.fetch("request", {"conversation": conversation_id, "key": _arguments.check_key(key)})
+    rows = await _progress(database, conversation_id, _arguments.check_key(key))
     if not rows:
         raise NotFoundError(f"conversation {str(conversation)!r} has no request under the key {key!r}")
     ((branch, turn, sub_step, phase, status, at_turn, failure),) = rows
@@ -89,10 +93,19 @@ async def reply(database: AsyncDatabase, conversation: str | uuid.UUID, key: str
         why = json.loads(failure) if failure else {}
         raise TurnFailedError(
             f"conversation {str(conversation)!r}, branch {branch}: turn {at_turn} {_STOPPED[status]}: "
-            f"{why.get('message', 'no reason is known')}. Nothing is lost: `turnkeep resume` lets it go on",
+            f"{why.get('message', 'no reason is known')}. Nothing is lost: "
+            f"`turnkeep resume {conversation}` lets it go on",
             why,
         )
     return None
+
+
+async def _whereabouts(database: AsyncDatabase, conversation: str | uuid.UUID, key: str) -> str:
+    """How far a request has come, in words."""
+    ((_, turn, _, _, status, *_),) = await _progress(database, conversation_uuid(conversation), key)
+    if turn is None:
+        return f"and nobody has taken it up (its branch is {status}): see that a worker serves the conversation's agent"
+    return f"and turn {turn} is at it (its branch is {status})"
 
 
 async def wait_reply(database: AsyncDatabase, conversation: str | uuid.UUID, key: str, seconds: float | None) -> Reply:
@@ -104,8 +117,8 @@ async def wait_reply(database: AsyncDatabase, conversation: str | uuid.UUID, key
             return found
         if deadline is not None and monotonic() >= deadline:
             raise ReplyTimeoutError(
-                f"conversation {str(conversation)!r}: no reply to {key!r} within {seconds:g} s. The request is kept: "
-                "wait again, and see that a worker serves the conversation's agent"
+                f"conversation {str(conversation)!r}: no reply to {key!r} within {seconds:g} s. The request is kept, "
+                f"{await _whereabouts(database, conversation, key)}: wait again"
             )
         left = _LONGEST_LOOK if deadline is None else max(deadline - monotonic(), 0)
         await sleep(min(pause * random.uniform(0.5, 1.0), left))

@@ -89,6 +89,7 @@ def _checkpoint(parts: _Parts) -> Checkpoint:
         status=head["status"],
         lease_owner=head["lease_owner"],
         lease_until=_time(head["lease_until"]),
+        failure=head["failure"],
         pending=_pending(parts.open_turn, head["turn_index"], head["branch"]),
         message_texts=tuple(parts.messages),
         state_text=parts.state,

@@ -76,10 +76,14 @@ def post(
     return Posted(conversation_id, number, key, outcome == "repeated")
 
 
+def _progress(database: Database, conversation_id: uuid.UUID, key: str) -> list[tuple[Any, ...]]:
+    return database.fetch("request", {"conversation": conversation_id, "key": key})
+
+
 def reply(database: Database, conversation: str | uuid.UUID, key: str) -> Reply | None:
     """The reply to a request, or None as long as there is none."""
     conversation_id = conversation_uuid(conversation)
-    rows = database.fetch("request", {"conversation": conversation_id, "key": _arguments.check_key(key)})
+    rows = _progress(database, conversation_id, _arguments.check_key(key))
     if not rows:
         raise NotFoundError(f"conversation {str(conversation)!r} has no request under the key {key!r}")
     ((branch, turn, sub_step, phase, status, at_turn, failure),) = rows
@@ -90,10 +94,19 @@ def reply(database: Database, conversation: str | uuid.UUID, key: str) -> Reply 
         why = json.loads(failure) if failure else {}
         raise TurnFailedError(
             f"conversation {str(conversation)!r}, branch {branch}: turn {at_turn} {_STOPPED[status]}: "
-            f"{why.get('message', 'no reason is known')}. Nothing is lost: `turnkeep resume` lets it go on",
+            f"{why.get('message', 'no reason is known')}. Nothing is lost: "
+            f"`turnkeep resume {conversation}` lets it go on",
             why,
         )
     return None
+
+
+def _whereabouts(database: Database, conversation: str | uuid.UUID, key: str) -> str:
+    """How far a request has come, in words."""
+    ((_, turn, _, _, status, *_),) = _progress(database, conversation_uuid(conversation), key)
+    if turn is None:
+        return f"and nobody has taken it up (its branch is {status}): see that a worker serves the conversation's agent"
+    return f"and turn {turn} is at it (its branch is {status})"
 
 
 def wait_reply(database: Database, conversation: str | uuid.UUID, key: str, seconds: float | None) -> Reply:
@@ -105,8 +118,8 @@ def wait_reply(database: Database, conversation: str | uuid.UUID, key: str, seco
             return found
         if deadline is not None and monotonic() >= deadline:
             raise ReplyTimeoutError(
-                f"conversation {str(conversation)!r}: no reply to {key!r} within {seconds:g} s. The request is kept: "
-                "wait again, and see that a worker serves the conversation's agent"
+                f"conversation {str(conversation)!r}: no reply to {key!r} within {seconds:g} s. The request is kept, "
+                f"{_whereabouts(database, conversation, key)}: wait again"
             )
         left = _LONGEST_LOOK if deadline is None else max(deadline - monotonic(), 0)
         sleep(min(pause * random.uniform(0.5, 1.0), left))

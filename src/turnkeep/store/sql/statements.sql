@@ -121,7 +121,7 @@ SELECT pg_catalog.pg_xact_status(%(transaction)s::pg_catalog.text::pg_catalog.xi
 -- 5 the messages in order.
 WITH wanted AS (
     SELECT w.item, v.conversation_id, v.external_id, v.agent_id AS conversation_agent, v.current_branch, b.branch,
-        b.name, b.lineage, b.status, b.lease_owner, b.lease_until, coalesce(w.turn, b.turn_index) AS turn_index,
+        b.name, b.lineage, b.status, b.failure, b.lease_owner, b.lease_until, coalesce(w.turn, b.turn_index) AS turn_index,
         coalesce(w.sub_step, b.sub_step) AS sub_step,
         w.turn IS NOT NULL AND (w.turn, w.sub_step) <> (b.turn_index, b.sub_step) AS earlier
     FROM ROWS FROM (
@@ -141,7 +141,7 @@ WITH wanted AS (
 )
 SELECT h.item::pg_catalog.int4, 0 AS part, 0 AS ord, 0 AS position, pg_catalog.json_build_object(
     'conversation_id', h.conversation_id, 'external_id', h.external_id, 'conversation_agent', h.conversation_agent,
-    'current_branch', h.current_branch, 'branch', h.branch, 'name', h.name, 'status', h.status,
+    'current_branch', h.current_branch, 'branch', h.branch, 'name', h.name, 'status', h.status, 'failure', h.failure,
     'lease_owner', h.lease_owner, 'lease_until', h.lease_until, 'turn_index', h.turn_index,
     'sub_step', h.sub_step, 'head_branch', h.head_branch, 'phase', h.phase, 'agent_id', h.agent_id,
     'earlier', h.earlier, 'created_at', h.created_at, 'write_id', h.write_id, 'spans', h.spans,
