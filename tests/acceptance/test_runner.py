@@ -249,6 +249,41 @@ async def test_a_call_of_on_crash_ask_waits_for_a_person(store: AsyncStore, mode
     assert server.requests[-1]["messages"][-1]["content"] == "it was launched"
 
 
+async def test_durability_order_what_was_done_before_a_person_was_asked_is_not_done_again(
+    store: AsyncStore, model: Model
+) -> None:
+    runs: list[str] = []
+    started = asyncio.Event()
+
+    @tool
+    async def first() -> str:
+        runs.append("first")
+        return "first"
+
+    @tool(on_crash="ask")
+    async def approve() -> str:
+        runs.append("approve")
+        started.set()
+        await asyncio.sleep(3600)
+        return "approved"
+
+    server = model(calls("first"), calls("approve"), Reply(content="fine"))
+    key = await ask(store)
+    one = agent(server, first, approve)
+    task = asyncio.create_task(drain(store, one))
+    await started.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await drain(store, one)  # asks
+    branch = await store.conversation("c")
+    message = {"role": "tool", "content": "yes", "metadata": {"tool_call_id": branch.pending[0].call_id}}
+    await branch.save([message], tool_results=[{"outcome": "ok"}], answers=branch.pending)
+    await store.resume("c")
+    await drain(store, one)
+    assert (await store.wait_reply("c", key, seconds=5)).content == "fine"
+    assert runs == ["first", "approve"]
+
+
 async def test_a_branch_whose_tools_are_elsewhere_is_handed_back(store: AsyncStore, model: Model, dsn: str) -> None:
     began = asyncio.Event()
 

@@ -159,6 +159,23 @@ async def test_a_crash_at_every_effect_changes_nothing(scene: Scene, conversatio
         assert sum(line.startswith("look_up") for line in did) == given["found weather"], name
 
 
+async def test_durability_order_no_checkpoint_claims_what_is_not_there(scene: Scene) -> None:
+    await scene.post("whole", ["three tools"])
+    effects = scene.run()
+    for number, when in [(number, when) for number in range(2, len(effects) + 1) for when in SIDES]:
+        name = f"{number} {when}"
+        await scene.post(name, ["three tools"])
+        scene.run(CrashPoint(number, when))
+        async with turnkeep.open(scene.dsn) as store:
+            for one in await store.history(name):
+                checkpoint = await store.restore(name, at=(one.turn_index, one.sub_step))
+                roles = Counter(message["role"] for message in checkpoint.messages)
+                called = sum(len(m["metadata"].get("tool_calls", ())) for m in checkpoint.messages)
+                assert roles["tool"] + len(checkpoint.pending) == called
+                assert checkpoint.turn_open or roles["assistant"] == 2
+        scene.run()
+
+
 async def test_a_fork_in_the_middle_of_a_turn_makes_no_new_effect(scene: Scene) -> None:
     await scene.post("whole", ["three tools"])
     effects = scene.run()
