@@ -344,6 +344,8 @@ async def test_of_those_whose_worker_died_one_at_a_time_is_taken_up(
     advance(timedelta(seconds=40))
     (suspect,) = await store.claim_waiting(["support"], limit=9)
     assert suspect.suspect
+    await suspect.take_request()
+    assert not suspect.suspect  # it has got further
     assert await store.claim_waiting(["support"], limit=9, suspects=False) == []
     await ask(store, name="innocent")
     assert [one.external_id for one in await store.claim_waiting(["support"], limit=9, suspects=False)] == ["innocent"]

@@ -205,3 +205,21 @@ def test_a_lock_that_somebody_else_holds_ends_in_an_error(dsn: str) -> None:
 
 def test_the_revision_of_the_release_is_its_newest_migration(dsn: str) -> None:
     assert max(migration.number for migration in status(dsn).migrations) == REVISION
+
+
+async def test_a_schema_of_the_first_revision_is_brought_up_to_date(dsn: str) -> None:
+    await talk(dsn)
+    run(
+        dsn,
+        "DELETE FROM turnkeep.migration WHERE number = 2",
+        "UPDATE turnkeep.migration SET digest = 'older' WHERE number = 0",
+        "DROP INDEX turnkeep.request_waiting",
+        "DROP FUNCTION turnkeep.claim_v1",
+        "CREATE FUNCTION turnkeep.claim_v1(uuid, int, text, bigint, float8) RETURNS int LANGUAGE sql AS 'SELECT 1'",
+    )
+    assert turnkeep.migrate(dsn).current
+    assert run(dsn, "SELECT count(*) FROM pg_proc WHERE proname = 'claim_v1' AND pronargs = 6") == [(1,)]
+    assert run(dsn, "SELECT count(*) FROM pg_proc WHERE proname = 'claim_v1'") == [(1,)]
+    async with turnkeep.open(dsn) as store:
+        await store.post("c", "hello", agent_id="support")
+    await talk(dsn)

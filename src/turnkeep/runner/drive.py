@@ -197,7 +197,8 @@ class Driver:
                 failures += 1
                 level = logging.WARNING if failures == _TOLD else logging.INFO
                 log.log(level, "%r waits for the model server: %s", self.branch, error)
-            await self._unless_stopping(asyncio.sleep(min(pause, _LATER) * random.uniform(0.5, 1.0)))
+            # Never less than the server has asked for.
+            await self._unless_stopping(asyncio.sleep(min(pause, _LATER) * random.uniform(1.0, 1.5)))
 
     async def _unless_stopping(self, action: Any) -> Any:
         """The action's result; it is cancelled when the driver is asked to stop."""

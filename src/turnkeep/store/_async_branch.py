@@ -71,7 +71,7 @@ class AsyncBranch:
 
     Attributes: `conversation_id` (UUID), `external_id` (the text it was asked for by), `branch` (its number),
     `agent_id`, and the head: `turn_index` (-1 before the first turn), `sub_step`, `turn_open`, `messages`, `state`,
-    `pending`, `lease`.
+    `pending`, `lease`. `suspect` says that its worker has died, and that it has made no progress since.
     """
 
     def __init__(self, database: AsyncDatabase, checkpoint: Checkpoint, agent_id: str | None = None) -> None:
@@ -407,6 +407,7 @@ class AsyncBranch:
         outcome, _, turn_index, sub_step, waiting = place
         if (turn_index, sub_step) == self._next_place(phase):
             self.turn_index, self.sub_step, self._phase, self._pending = turn_index, sub_step, phase, pending
+            self.suspect = self.suspect and phase == "started"
             self._texts += content.messages
             self._state = self._state if content.state is None else content.state
         return Saved(self.branch, turn_index, sub_step, outcome == "repeated", phase == FINAL_PHASE, waiting)
