@@ -3,4 +3,4 @@
 VERSION = "0.1.0"
 
 # The newest numbered migration, which a database must have for this release to work with it.
-REVISION = 2
+REVISION = 3

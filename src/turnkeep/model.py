@@ -65,7 +65,8 @@ class PendingCall:
 
     `index` is its place in `tool_calls` of the checkpoint at (`turn_index`, `sub_step`) of `branch`, whose text is
     `tool_calls_text`. `attempts` is how often it was marked as started. `uncertain` is true on a branch forked after
-    the call was issued: whether it ran is for the branch that issued it to know.
+    the call was issued: whether it ran is for the branch that issued it to know. `conversation_id` is the conversation
+    that issued it: another one than the branch's own where that was copied.
     """
 
     turn_index: int
@@ -75,6 +76,7 @@ class PendingCall:
     attempts: int
     uncertain: bool
     tool_calls_text: str = field(repr=False)
+    conversation_id: uuid.UUID
 
     @property
     def place(self) -> tuple[int, int, int]:
@@ -203,6 +205,64 @@ class ConversationSummary:
     updated_at: datetime
     lease_owner: str | None
     lease_until: datetime | None
+    tenant: str | None
+    title: str | None
+    tags: tuple[str, ...]
+    ended_at: datetime | None
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """What is said of a conversation, beside its content.
+
+    `metadata` is a JSON object as `jsonb` holds it. `version` counts the updates of title, tags and metadata.
+    `parent` is the conversation it is part of, `ended_at` None while it goes on.
+    """
+
+    conversation_id: uuid.UUID
+    external_id: str
+    agent_id: str | None
+    tenant: str | None
+    title: str | None
+    tags: tuple[str, ...]
+    metadata: dict[str, Any]
+    version: int
+    parent: uuid.UUID | None
+    current_branch: int
+    created_at: datetime
+    ended_at: datetime | None
+
+
+@dataclass(frozen=True)
+class BranchSummary:
+    """A branch as a tree of them shows it: its head, and the (branch, turn_index, sub_step) it was forked at.
+
+    `parent` is None for a branch that begins at the beginning.
+    """
+
+    conversation_id: uuid.UUID
+    branch: int
+    name: str | None
+    status: str
+    turn_index: int
+    sub_step: int
+    parent: tuple[int, int, int] | None
+    current: bool
+    turn_started_at: datetime
+    updated_at: datetime
+    lease_owner: str | None
+    lease_until: datetime | None
+
+
+@dataclass(frozen=True)
+class Erased:
+    """How many rows of each kind an erasure has removed; all 0 where there was nothing."""
+
+    conversations: int
+    branches: int
+    checkpoints: int
+    messages: int
+    requests: int
 
 
 @dataclass(frozen=True)

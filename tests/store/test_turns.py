@@ -355,7 +355,7 @@ async def test_a_handle_always_has_the_messages_and_the_state_of_its_head(store:
 async def test_arguments_of_the_wrong_kind_are_named(store: AsyncStore, dsn: str) -> None:
     branch = await store.conversation("c")
     wrong: list[tuple[str, Any]] = [
-        ("branch", lambda: store.conversation("c", branch="main")),  # type: ignore[arg-type]
+        ("branch", lambda: store.conversation("c", branch=1.5)),  # type: ignore[arg-type]
         ("branch", lambda: store.restore("c", branch=True)),
         ("at", lambda: store.restore("c", at="x")),  # type: ignore[arg-type]
         ("at", lambda: store.fork("c", at=3)),  # type: ignore[arg-type]

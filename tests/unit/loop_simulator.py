@@ -7,6 +7,7 @@ the loop is given, is asserted as it is performed.
 from __future__ import annotations
 
 import json
+import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -188,7 +189,9 @@ class Branch:
         if tool_calls:
             text = jsontext.encode(list(tool_calls), "tool_calls")
             for index in range(len(tool_calls)):
-                issued = PendingCall(self.turn_index, self.sub_step, index, self.number, 0, False, text)
+                issued = PendingCall(
+                    self.turn_index, self.sub_step, index, self.number, 0, False, text, uuid.UUID(int=1)
+                )
                 self.pending[issued.place] = issued
 
     def begin(self, message: Json) -> None:

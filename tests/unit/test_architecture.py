@@ -33,9 +33,12 @@ ALLOWED = {
 }
 
 PUBLIC = {
-    "Agent", "AsyncBranch", "AsyncStore", "AsyncTransaction", "Branch", "Checkpoint", "CheckpointSummary",
-    "ConfigurationError", "ConflictError", "conversation_uuid", "ConversationEndedError", "ConversationSummary",
-    "CorruptionError", "DatabaseError", "EmbeddedError", "InvalidInputError", "KeyReusedError", "Lease", "LeaseError",
+    "Agent", "AsyncBranch", "AsyncStore", "AsyncTransaction", "Branch", "BranchSummary", "Checkpoint",
+    "CheckpointSummary",
+    "ConfigurationError", "ConflictError", "conversation_uuid", "Conversation", "ConversationEndedError",
+    "ConversationSummary",
+    "CorruptionError", "DatabaseError", "EmbeddedError", "Erased", "InvalidInputError", "KeyReusedError", "Lease",
+    "LeaseError",
     "LeaseHeldError", "LeaseLostError", "migrate", "NotFoundError", "open", "open_sync", "PendingCall",
     "PendingCallsError", "PermissionDeniedError", "PoolExhaustedError", "Posted", "RawJSON", "Reply",
     "ReplyTimeoutError", "Saved", "SchemaError", "Store", "tool", "ToolContext", "Transaction", "TurnFailedError",

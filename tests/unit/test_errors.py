@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import uuid
 
 import pytest
 
@@ -11,7 +12,7 @@ from turnkeep import errors
 from turnkeep.errors import TurnkeepError
 from turnkeep.model import PendingCall
 
-CALL = PendingCall(0, 1, 0, 0, 0, False, '[{"id": "a"}]')
+CALL = PendingCall(0, 1, 0, 0, 0, False, '[{"id": "a"}]', uuid.UUID(int=1))
 PUBLIC = {
     name: value
     for name, value in vars(errors).items()

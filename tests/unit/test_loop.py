@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import permutations, product
@@ -85,7 +86,9 @@ def asked_after(simulator: Simulator, nth: int = -1) -> Sequence[Json]:
 
 def pending(*elements: Any, attempts: int = 0, uncertain: bool = False, branch: int = 0) -> tuple[PendingCall, ...]:
     text = jsontext.encode(list(elements), "tool_calls")
-    return tuple(PendingCall(0, 1, index, branch, attempts, uncertain, text) for index in range(len(elements)))
+    return tuple(
+        PendingCall(0, 1, index, branch, attempts, uncertain, text, uuid.UUID(int=1)) for index in range(len(elements))
+    )
 
 
 def element(name: str, policy: Policy | None, arguments: str = '{"n": 1}', id: str = "call_1") -> Json:

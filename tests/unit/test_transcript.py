@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import uuid
 from typing import Any
 
 import pytest
@@ -300,7 +301,7 @@ def test_the_kind_of_a_reply() -> None:
 def test_a_calls_result_names_the_call_by_its_place() -> None:
     elements = [call_element("X", "search", "{}", policy) for policy in (Policy.RERUN, None)]
     assert [element["policy"] for element in elements] == ["rerun", None]
-    pending = PendingCall(3, 2, 1, 0, 4, False, jsontext.encode(elements, "tool_calls"))
+    pending = PendingCall(3, 2, 1, 0, 4, False, jsontext.encode(elements, "tool_calls"), uuid.UUID(int=1))
     message = tool_message(pending, {"x": 1}, Outcome.ERROR, TIME)
     assert message["metadata"] == {
         "timestamp": TIME, "tool_name": "search", "tool_call_id": "X", "index": 1, "outcome": "error",

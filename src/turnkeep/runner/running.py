@@ -143,7 +143,7 @@ class RunningTools:
             sub_step=call.sub_step,
             call_id=call.call_id,
             tool=effect.name,
-            idempotency_key=idempotency_key(branch.conversation_id, call),
+            idempotency_key=idempotency_key(call),
             attempt=max(call.attempts, 1),
             agent_id=branch.agent_id,
             variables=variables if isinstance(variables, dict) else {},
@@ -151,9 +151,9 @@ class RunningTools:
         )
 
 
-def idempotency_key(conversation_id: uuid.UUID, call: PendingCall) -> str:
-    """A call's key: the same at each try, in each process, and on each branch that has inherited the call."""
-    return str(uuid.uuid5(conversation_id, f"{call.branch}:{call.turn_index}.{call.sub_step}:{call.index}"))
+def idempotency_key(call: PendingCall) -> str:
+    """A call's key: the same at each try, in each process, and on each branch that has inherited or copied it."""
+    return str(uuid.uuid5(call.conversation_id, f"{call.branch}:{call.turn_index}.{call.sub_step}:{call.index}"))
 
 
 async def _outcome(tool: Tool, effect: RunTool, context: ToolContext) -> tuple[Landed, BaseException | None]:

@@ -12,6 +12,7 @@ from typing import Any, cast
 from turnkeep import jsontext
 from turnkeep.errors import (
     ConflictError,
+    ConversationEndedError,
     CorruptionError,
     InvalidInputError,
     KeyReusedError,
@@ -214,7 +215,9 @@ class AsyncBranch:
         async with self._lock:
             issued: list[PendingCall] = []
             if save.content.tool_calls is not None:
-                issued = _rows.issued(save.content.tool_calls, self.turn_index, self.sub_step + 1, self.branch)
+                issued = _rows.issued(
+                    save.content.tool_calls, self.turn_index, self.sub_step + 1, self.branch, self.conversation_id
+                )
             pending = (*self._pending, *issued)
             try:
                 answered = _tool_calls.answered(save.named, pending)
@@ -324,6 +327,8 @@ class AsyncBranch:
             lease = await take_lease(self._database, self.conversation_id, self.branch, owner, seconds, waiting=False)
             if lease == "not_found":
                 raise NotFoundError(f"{self._name} is not there any more")
+            if lease == "ended":
+                raise ConversationEndedError(f"{self._name} has ended: reopen it first")
             if not isinstance(lease, Lease):
                 raise LeaseHeldError(f"{self._name}: {lease}")
             self._lease = lease
@@ -445,6 +450,7 @@ class AsyncBranch:
         answers: list[int] | None = None,
         key: str | None = None,
         digest: bytes | None = None,
+        parts: list[int] | None = None,
         fetch: Fetch,
     ) -> Place:
         lease = self._lease
@@ -467,6 +473,7 @@ class AsyncBranch:
                 "state": content.state,
                 "key": key,
                 "digest": digest,
+                "parts": parts,
             },
         )
         self._refuse(outcome, turn_index, sub_step, lease_until)
@@ -484,6 +491,8 @@ class AsyncBranch:
                 raise LeaseHeldError(
                     f"{self._name}: somebody else holds a lease until {lease_until}; nothing was written"
                 )
+            case "ended":
+                raise ConversationEndedError(f"{self._name} has ended; nothing was written: store.reopen lets it go on")
             case "write_id_reused":
                 raise KeyReusedError(
                     f"{self._name}: this write_id stands at {turn_index}.{sub_step} with other content; "

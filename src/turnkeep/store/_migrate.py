@@ -24,7 +24,7 @@ _Applied = dict[int, tuple[str, str | None]]
 
 EMBEDDING_DIMENSIONS = 768
 _WITHOUT_VECTOR = "real[]"
-_REPEATABLE = ("schema/functions.sql", "schema/views.sql")
+_REPEATABLE = ("schema/functions.sql", "schema/conversations.sql", "schema/views.sql")
 _FILE = re.compile(r"^(\d{4})_(\w+)\.sql$")
 
 

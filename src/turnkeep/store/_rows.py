@@ -13,7 +13,7 @@ from typing import Any
 
 from turnkeep.errors import CorruptionError
 from turnkeep.jsontext import decode_names
-from turnkeep.model import Checkpoint, PendingCall
+from turnkeep.model import BranchSummary, Checkpoint, Conversation, ConversationSummary, PendingCall
 
 # The parts of the statement, in its order.
 _HEAD, _STATE, _TOOL_CALLS, _TOOL_RESULTS, _OPEN_TURN, _MESSAGE = range(6)
@@ -90,7 +90,7 @@ def _checkpoint(parts: _Parts) -> Checkpoint:
         lease_owner=head["lease_owner"],
         lease_until=_time(head["lease_until"]),
         failure=head["failure"],
-        pending=_pending(parts.open_turn, head["turn_index"], head["branch"]),
+        pending=_pending(parts.open_turn, head["turn_index"], head["branch"], uuid.UUID(head["conversation_id"])),
         message_texts=tuple(parts.messages),
         state_text=parts.state,
         tool_calls_text=parts.tool_calls,
@@ -98,20 +98,47 @@ def _checkpoint(parts: _Parts) -> Checkpoint:
     )
 
 
+def conversation(row: Sequence[Any]) -> Conversation:
+    """A row of `describe`."""
+    conversation_id, external_id, agent_id, tenant, title, tags, metadata, *rest = row
+    return Conversation(conversation_id, external_id, agent_id, tenant, title, tuple(tags), json.loads(metadata), *rest)
+
+
+def summaries(rows: Iterable[Sequence[Any]]) -> list[ConversationSummary]:
+    """Rows of `list` and `interrupted`."""
+    return [ConversationSummary(*[*row[:-2], tuple(row[-2]), row[-1]]) for row in rows]
+
+
+def branches(rows: Iterable[Sequence[Any]]) -> list[BranchSummary]:
+    """Rows of `branches`."""
+    return [BranchSummary(*[*row[:6], tuple(row[6]) or None, *row[7:]]) for row in rows]
+
+
 def _time(text: str | None) -> datetime | None:
     return None if text is None else datetime.fromisoformat(text)
 
 
-def _pending(open_turn: Sequence[tuple[int, int, str]], turn_index: int, branch: int) -> tuple[PendingCall, ...]:
+def _pending(
+    open_turn: Sequence[tuple[int, int, str]], turn_index: int, branch: int, conversation_id: uuid.UUID
+) -> tuple[PendingCall, ...]:
     """The calls of a turn minus those its checkpoints answer.
 
-    Content is places, a line break, calls; a plus before the places says that those calls were started.
+    Content is what was answered, a space, the conversation and the branch that a checkpoint was copied from, a line
+    break, calls; a plus before the answers says that those calls were started.
     """
     pending: dict[tuple[int, int, int], PendingCall] = {}
     for sub_step, issuer, content in open_turn:
-        numbers_text, _, tool_calls = content.partition("\n")
+        first_line, _, tool_calls = content.partition("\n")
+        numbers_text, origin_conversation, origin_branch = first_line.split(" ")
         if tool_calls:
-            for call in issued(tool_calls, turn_index, sub_step, issuer, uncertain=issuer != branch):
+            for call in issued(
+                tool_calls,
+                turn_index,
+                sub_step,
+                int(origin_branch or issuer),
+                uuid.UUID(origin_conversation) if origin_conversation else conversation_id,
+                uncertain=bool(origin_conversation) or issuer != branch,
+            ):
                 pending[call.place] = call
         numbers = [int(number) for number in numbers_text.strip("+{}").split(",") if number]
         for place in zip(numbers[0::3], numbers[1::3], numbers[2::3], strict=True):
@@ -123,8 +150,11 @@ def _pending(open_turn: Sequence[tuple[int, int, str]], turn_index: int, branch:
 
 
 def issued(
-    tool_calls: str, turn_index: int, sub_step: int, branch: int, *, uncertain: bool = False
+    tool_calls: str, turn_index: int, sub_step: int, branch: int, conversation_id: uuid.UUID, *, uncertain: bool = False
 ) -> list[PendingCall]:
     """The calls of one checkpoint, from the text of its `tool_calls`."""
     count = len(decode_names(tool_calls))
-    return [PendingCall(turn_index, sub_step, index, branch, 0, uncertain, tool_calls) for index in range(count)]
+    return [
+        PendingCall(turn_index, sub_step, index, branch, 0, uncertain, tool_calls, conversation_id)
+        for index in range(count)
+    ]

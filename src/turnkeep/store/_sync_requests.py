@@ -13,13 +13,14 @@ from typing import Any, cast
 
 from turnkeep import jsontext
 from turnkeep.errors import (
+    ConversationEndedError,
     InvalidInputError,
     KeyReusedError,
     NotFoundError,
     ReplyTimeoutError,
     TurnFailedError,
 )
-from turnkeep.model import FINAL_PHASE, Posted, Reply, conversation_uuid
+from turnkeep.model import FINAL_PHASE, Posted, Reply
 from turnkeep.store import _arguments, _writes
 from turnkeep.store._sync_branch import read_checkpoints
 from turnkeep.store._sync_database import Database
@@ -49,17 +50,16 @@ def encoded(message: Body) -> tuple[str, bytes]:
 
 
 def post(
-    database: Database, conversation: str | uuid.UUID, message: Body, key: str | None, branch: int | None
+    database: Database, conversation_id: uuid.UUID, name: str, message: Body, key: str | None, branch: int | None
 ) -> Posted:
     """Put a request behind those that wait."""
     body, digest = encoded(message)
     key = str(uuid.uuid4()) if key is None else _arguments.check_key(key)
-    conversation_id = conversation_uuid(conversation)
     ((outcome, number),) = database.fetch(
         "post",
         {
             "conversation": conversation_id,
-            "branch": _arguments.branch_number(branch),
+            "branch": branch,
             "key": key,
             "body": body,
             "digest": digest,
@@ -68,11 +68,10 @@ def post(
     if outcome == "not_found":
         which = "" if branch is None else f" with a branch {branch}"
         raise NotFoundError(
-            f"no conversation {str(conversation)!r}{which}: name its agent_id, and it is made; or make it with "
-            "store.conversation"
+            f"no conversation {name!r}{which}: name its agent_id, and it is made; or make it with store.conversation"
         )
     if outcome == "key_reused":
-        raise KeyReusedError(f"conversation {str(conversation)!r}: key {key!r} came before with another body")
+        raise KeyReusedError(f"conversation {name!r}: key {key!r} came before with another body")
     return Posted(conversation_id, number, key, outcome == "repeated")
 
 
@@ -80,12 +79,11 @@ def _progress(database: Database, conversation_id: uuid.UUID, key: str) -> list[
     return database.fetch("request", {"conversation": conversation_id, "key": key})
 
 
-def reply(database: Database, conversation: str | uuid.UUID, key: str) -> Reply | None:
+def reply(database: Database, conversation_id: uuid.UUID, name: str, key: str) -> Reply | None:
     """The reply to a request, or None as long as there is none."""
-    conversation_id = conversation_uuid(conversation)
     rows = _progress(database, conversation_id, _arguments.check_key(key))
     if not rows:
-        raise NotFoundError(f"conversation {str(conversation)!r} has no request under the key {key!r}")
+        raise NotFoundError(f"conversation {name!r} has no request under the key {key!r}")
     ((branch, turn, sub_step, phase, status, at_turn, failure),) = rows
     if phase == FINAL_PHASE:
         found = read_checkpoints(database, [(conversation_id, branch, turn, sub_step)])
@@ -93,33 +91,37 @@ def reply(database: Database, conversation: str | uuid.UUID, key: str) -> Reply 
     if status in _STOPPED:
         why = json.loads(failure) if failure else {}
         raise TurnFailedError(
-            f"conversation {str(conversation)!r}, branch {branch}: turn {at_turn} {_STOPPED[status]}: "
+            f"conversation {name!r}, branch {branch}: turn {at_turn} {_STOPPED[status]}: "
             f"{why.get('message', 'no reason is known')}. Nothing is lost: "
-            f"`turnkeep resume {conversation}` lets it go on",
+            f"`turnkeep resume {name}` lets it go on",
             why,
+        )
+    if status == "ended":
+        raise ConversationEndedError(
+            f"conversation {name!r} has ended before the reply to {key!r}: store.reopen lets it go on"
         )
     return None
 
 
-def _whereabouts(database: Database, conversation: str | uuid.UUID, key: str) -> str:
+def _whereabouts(database: Database, conversation_id: uuid.UUID, key: str) -> str:
     """How far a request has come, in words."""
-    ((_, turn, _, _, status, *_),) = _progress(database, conversation_uuid(conversation), key)
+    ((_, turn, _, _, status, *_),) = _progress(database, conversation_id, key)
     if turn is None:
         return f"and nobody has taken it up (its branch is {status}): see that a worker serves the conversation's agent"
     return f"and turn {turn} is at it (its branch is {status})"
 
 
-def wait_reply(database: Database, conversation: str | uuid.UUID, key: str, seconds: float | None) -> Reply:
+def wait_reply(database: Database, conversation_id: uuid.UUID, name: str, key: str, seconds: float | None) -> Reply:
     """Look again and again, less and less often, until there is a reply."""
     deadline = None if seconds is None else monotonic() + _arguments.timeout_seconds(seconds)
     pause = _FIRST_LOOK
     while True:
-        if (found := reply(database, conversation, key)) is not None:
+        if (found := reply(database, conversation_id, name, key)) is not None:
             return found
         if deadline is not None and monotonic() >= deadline:
             raise ReplyTimeoutError(
-                f"conversation {str(conversation)!r}: no reply to {key!r} within {seconds:g} s. The request is kept, "
-                f"{_whereabouts(database, conversation, key)}: wait again"
+                f"conversation {name!r}: no reply to {key!r} within {seconds:g} s. The request is kept, "
+                f"{_whereabouts(database, conversation_id, key)}: wait again"
             )
         left = _LONGEST_LOOK if deadline is None else max(deadline - monotonic(), 0)
         sleep(min(pause * random.uniform(0.5, 1.0), left))

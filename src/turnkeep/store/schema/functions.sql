@@ -27,6 +27,67 @@ RETURNS TABLE (ord int, branch int, start int, stop int) LANGUAGE sql IMMUTABLE 
     FROM pg_catalog.generate_series(1, pg_catalog.cardinality(p_spans), 3) AS i
 $$;
 
+-- The spans of parts of a list: p_parts are pairs (start, stop), half-open, of indices in the list that p_spans stand
+-- for. The pair (-1, k) is the next k of p_count new messages, which begin at p_start of p_branch.
+CREATE OR REPLACE FUNCTION {schema}.parts_of(
+    p_spans int[], p_parts int[], p_branch int DEFAULT NULL, p_start int DEFAULT NULL, p_count int DEFAULT NULL
+) RETURNS int[] LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_spans int[] := '{{}}';
+    v_start int;
+    v_stop int;
+    v_index int;
+    v_next int := p_start;
+BEGIN
+    FOR i IN 1..coalesce(pg_catalog.cardinality(p_parts), 0) BY 2 LOOP
+        v_start := p_parts[i];
+        v_stop := p_parts[i + 1];
+        IF v_start = -1 AND v_stop > 0 AND v_next IS NOT NULL THEN
+            v_spans := {schema}.with_span(v_spans, p_branch, v_next, v_next + v_stop);
+            v_next := v_next + v_stop;
+            CONTINUE;
+        END IF;
+        v_index := 0;
+        FOR j IN 1..coalesce(pg_catalog.cardinality(p_spans), 0) BY 3 LOOP
+            EXIT WHEN v_index >= v_stop;
+            IF v_start < v_index + p_spans[j + 2] - p_spans[j + 1] THEN
+                v_spans := {schema}.with_span(
+                    v_spans, p_spans[j],
+                    p_spans[j + 1] + greatest(v_start - v_index, 0),
+                    least(p_spans[j + 2], p_spans[j + 1] + v_stop - v_index));
+            END IF;
+            v_index := v_index + p_spans[j + 2] - p_spans[j + 1];
+        END LOOP;
+        IF v_start < 0 OR v_start >= v_stop OR v_index < v_stop OR v_stop IS NULL THEN
+            RAISE EXCEPTION 'part % of the list is (%, %), and the list before has % messages',
+                i / 2, v_start, v_stop, v_index USING ERRCODE = 'invalid_parameter_value';
+        END IF;
+    END LOOP;
+    IF v_next <> p_start + p_count THEN
+        RAISE EXCEPTION 'the list has a place for % of % new messages', v_next - p_start, p_count
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    RETURN v_spans;
+END $$;
+
+-- Spans and one more, which goes on with the last one where it can.
+CREATE OR REPLACE FUNCTION {schema}.with_span(p_spans int[], p_branch int, p_start int, p_stop int) RETURNS int[]
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_last int := pg_catalog.cardinality(p_spans);
+BEGIN
+    IF p_spans[v_last - 2] = p_branch AND p_spans[v_last] = p_start THEN
+        RETURN p_spans[:v_last - 1] || p_stop;
+    END IF;
+    RETURN p_spans || ARRAY[p_branch, p_start, p_stop];
+END $$;
+
+-- How many messages spans stand for.
+CREATE OR REPLACE FUNCTION {schema}.length_of(p_spans int[]) RETURNS int
+LANGUAGE sql IMMUTABLE AS $$  -- no SET: it is inlined
+    SELECT coalesce(pg_catalog.sum(s.stop - s.start), 0)::int FROM {schema}.spans_of(p_spans) AS s
+$$;
+
 -- A json value for reading. What jsonb can't represent never makes a query fail: the exact text stays in its table.
 -- Nor does it make a driver fail: jsonb spells 1e5000 out, and Python refuses integers of more than 4,300 digits.
 CREATE OR REPLACE FUNCTION {schema}.shown(p_value json) RETURNS jsonb LANGUAGE plpgsql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
@@ -99,7 +160,7 @@ END $$;
 -- Null where there is none. A write id that comes with other content is 'write_id_reused'.
 CREATE OR REPLACE FUNCTION {schema}.earlier_outcome(
     p_conversation uuid, p_branch int, p_write_id uuid, p_phase text, p_count int, p_messages json,
-    p_tool_calls json, p_tool_results json, p_key text, p_digest bytea,
+    p_tool_calls json, p_tool_results json, p_key text, p_digest bytea, p_parts int[],
     OUT outcome text, OUT branch int, OUT turn_index int, OUT sub_step int
 ) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -118,35 +179,65 @@ BEGIN
             WHEN c.phase = p_phase
                 AND {schema}.shown(c.tool_calls) IS NOT DISTINCT FROM {schema}.shown(p_tool_calls)
                 AND {schema}.shown(c.tool_results) IS NOT DISTINCT FROM {schema}.shown(p_tool_results)
-                AND (
-                    pg_catalog.jsonb_typeof(m.shown) = 'object'  -- too large to compare
-                    OR m.shown = CASE WHEN p_count = 0 THEN '[]' ELSE {schema}.shown_list(p_messages) END
-                )
+                AND {schema}.has_written(c, p_count, p_messages, p_parts)
             THEN 'repeated'
             ELSE 'write_id_reused'
         END, c.branch, c.turn_index, c.sub_step
     INTO earlier_outcome.outcome, earlier_outcome.branch, earlier_outcome.turn_index, earlier_outcome.sub_step
     FROM {schema}.checkpoint AS c
-    LEFT JOIN {schema}.checkpoint AS p ON p.conversation_id = c.conversation_id AND p.branch = c.parent_branch
-        AND p.turn_index = c.parent_turn_index AND p.sub_step = c.parent_sub_step
-    CROSS JOIN LATERAL (
-        -- What the checkpoint has added to its parent: the end of its last span.
-        SELECT CASE
-            WHEN c.spans = coalesce(p.spans, '{{}}') THEN '{{}}'
-            WHEN pg_catalog.cardinality(c.spans) = pg_catalog.cardinality(p.spans)
-                THEN ARRAY[c.branch, p.spans[pg_catalog.cardinality(p.spans)], c.spans[pg_catalog.cardinality(c.spans)]]
-            ELSE c.spans[pg_catalog.cardinality(c.spans) - 2:]
-        END AS added
-    ) AS s
-    CROSS JOIN LATERAL (SELECT {schema}.messages_of(p_conversation, s.added) AS shown) AS m
     WHERE c.conversation_id = p_conversation AND c.branch = p_branch AND c.write_id = p_write_id
     ORDER BY c.turn_index DESC, c.sub_step DESC LIMIT 1;
+END $$;
+
+-- Whether a checkpoint is what these messages make of its parent's list. Messages too large to compare are taken for
+-- the same, and so is what is kept of a list that was too scattered for spans.
+CREATE OR REPLACE FUNCTION {schema}.has_written(
+    p_checkpoint {schema}.checkpoint, p_count int, p_messages json, p_parts int[]
+) RETURNS boolean LANGUAGE plpgsql STABLE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_spans int[] := p_checkpoint.spans;
+    v_parent int[];
+    v_parts int[] := p_parts;
+    v_new int[] := '{{}}';
+    v_added int[];
+    v_index int := 0;
+    v_shown jsonb;
+BEGIN
+    SELECT c.spans INTO v_parent FROM {schema}.checkpoint AS c
+    WHERE c.conversation_id = p_checkpoint.conversation_id AND c.branch = p_checkpoint.parent_branch
+        AND c.turn_index = p_checkpoint.parent_turn_index AND c.sub_step = p_checkpoint.parent_sub_step;
+    IF v_parts IS NULL THEN
+        v_index := {schema}.length_of(v_parent);
+        v_parts := CASE WHEN v_index > 0 THEN ARRAY[0, v_index] ELSE '{{}}' END
+            || CASE WHEN p_count > 0 THEN ARRAY[-1, p_count] ELSE '{{}}' END;
+        v_index := 0;
+    END IF;
+    -- Where the new ones stand in the list.
+    FOR i IN 1..pg_catalog.cardinality(v_parts) BY 2 LOOP
+        IF v_parts[i] = -1 THEN
+            v_new := v_new || ARRAY[v_index, v_index + v_parts[i + 1]];
+            v_index := v_index + v_parts[i + 1];
+        ELSE
+            v_index := v_index + v_parts[i + 1] - v_parts[i];
+        END IF;
+    END LOOP;
+    IF v_index <> {schema}.length_of(v_spans) THEN
+        RETURN false;
+    END IF;
+    v_added := {schema}.parts_of(v_spans, v_new);
+    v_parent := {schema}.parts_of(v_parent, v_parts, p_checkpoint.branch, coalesce(v_added[2], 0), p_count);
+    IF v_spans <> v_parent AND pg_catalog.cardinality(v_parent) <= 768 THEN
+        RETURN false;
+    END IF;
+    v_shown := {schema}.messages_of(p_checkpoint.conversation_id, v_added);
+    RETURN pg_catalog.jsonb_typeof(v_shown) = 'object'
+        OR v_shown = CASE WHEN p_count = 0 THEN '[]' ELSE {schema}.shown_list(p_messages) END;
 END $$;
 
 -- Why a write was refused; or the outcome of the same write, if it has been made a moment ago.
 CREATE OR REPLACE FUNCTION {schema}.save_refusal(
     p_conversation uuid, p_branch int, p_token bigint, p_write_id uuid, p_phase text, p_count int, p_messages json,
-    p_tool_calls json, p_tool_results json, p_key text, p_digest bytea,
+    p_tool_calls json, p_tool_results json, p_key text, p_digest bytea, p_parts int[],
     OUT outcome text, OUT branch int, OUT turn_index int, OUT sub_step int, OUT lease_until timestamptz
 ) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -155,13 +246,14 @@ BEGIN
     SELECT e.outcome, e.branch, e.turn_index, e.sub_step
     INTO save_refusal.outcome, save_refusal.branch, save_refusal.turn_index, save_refusal.sub_step
     FROM {schema}.earlier_outcome(p_conversation, p_branch, p_write_id, p_phase, p_count, p_messages,
-                                  p_tool_calls, p_tool_results, p_key, p_digest) AS e;
+                                  p_tool_calls, p_tool_results, p_key, p_digest, p_parts) AS e;
     IF outcome IS NOT NULL THEN
         RETURN;
     END IF;
     SELECT b.branch, b.turn_index, b.sub_step, b.lease_until, CASE
         WHEN p_token <> 0 AND (b.lease_token <> p_token OR b.lease_until <= v_now) THEN 'lease_lost'
         WHEN p_token = 0 AND b.lease_until > v_now THEN 'lease_held'
+        WHEN b.status = 'ended' THEN 'ended'
         ELSE 'conflict'
     END
     INTO save_refusal.branch, save_refusal.turn_index, save_refusal.sub_step, save_refusal.lease_until, outcome
@@ -189,17 +281,41 @@ CREATE OR REPLACE FUNCTION {schema}.turn_is_open(
             AND c.branch = {schema}.owner_of(p_branch, p_lineage, p_turn, p_sub_step) AND c.phase <> 'final')
 $$;
 
+-- Writes the list of a checkpoint of this transaction's own once more, in one piece: it had more than 256 spans.
+CREATE OR REPLACE FUNCTION {schema}.gather_spans(p_conversation uuid, p_branch int, p_turn int, p_sub_step int)
+RETURNS void LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_spans int[];
+    v_count int;
+    v_stop int;
+BEGIN
+    SELECT c.spans, {schema}.length_of(c.spans) INTO v_spans, v_count FROM {schema}.checkpoint AS c
+    WHERE c.conversation_id = p_conversation AND c.branch = p_branch AND c.turn_index = p_turn AND c.sub_step = p_sub_step;
+    UPDATE {schema}.branch AS b SET next_position = b.next_position + v_count
+    WHERE b.conversation_id = p_conversation AND b.branch = p_branch
+    RETURNING b.next_position INTO v_stop;
+    INSERT INTO {schema}.message (conversation_id, branch, position, body, size)
+    SELECT p_conversation, p_branch, v_stop - v_count - 1 + pg_catalog.row_number() OVER (ORDER BY s.ord, m.position),
+        m.body, m.size
+    FROM {schema}.spans_of(v_spans) AS s
+    JOIN {schema}.message AS m ON m.conversation_id = p_conversation AND m.branch = s.branch
+        AND m.position >= s.start AND m.position < s.stop;
+    UPDATE {schema}.checkpoint AS c SET spans = ARRAY[p_branch, v_stop - v_count, v_stop]
+    WHERE c.conversation_id = p_conversation AND c.branch = p_branch AND c.turn_index = p_turn AND c.sub_step = p_sub_step;
+END $$;
+
 -- One save: a checkpoint and its messages, durable when the call returns.
 -- (p_turn, p_sub_step) is the head the caller has seen. A p_phase of 'input' opens the next turn, under p_key if
 -- there is one; 'final' ends the turn. p_messages is an array of p_count messages, or the only one itself.
 -- 'started' writes down that the calls of p_answers are about to run. A null p_state means unchanged. p_repeatable says
 -- that the caller may have sent p_write_id before. Nothing is written unless outcome is 'saved'. waiting says, at a turn's
--- end, whether a request waits for the next one. What runs at every save is kept short: each expression costs.
+-- end, whether a request waits for the next one. p_parts makes another list than the parent's with the new messages at
+-- its end: see parts_of. What runs at every save is kept short: each expression costs.
 CREATE OR REPLACE FUNCTION {schema}.save_v1(
     p_conversation uuid, p_branch int, p_turn int, p_sub_step int, p_token bigint, p_lease_seconds float8,
     p_write_id uuid, p_repeatable boolean, p_phase text, p_agent text, p_count int, p_messages json,
     p_tool_calls json DEFAULT NULL, p_tool_results json DEFAULT NULL, p_answers int[] DEFAULT NULL,
-    p_state json DEFAULT NULL, p_key text DEFAULT NULL, p_digest bytea DEFAULT NULL,
+    p_state json DEFAULT NULL, p_key text DEFAULT NULL, p_digest bytea DEFAULT NULL, p_parts int[] DEFAULT NULL,
     OUT outcome text, OUT branch int, OUT turn_index int, OUT sub_step int, OUT lease_until timestamptz,
     OUT waiting boolean
 ) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
@@ -220,7 +336,7 @@ BEGIN
         SELECT e.outcome, e.branch, e.turn_index, e.sub_step
         INTO save_v1.outcome, save_v1.branch, save_v1.turn_index, save_v1.sub_step
         FROM {schema}.earlier_outcome(p_conversation, p_branch, p_write_id, p_phase, p_count, p_messages,
-                                      p_tool_calls, p_tool_results, p_key, p_digest) AS e;
+                                      p_tool_calls, p_tool_results, p_key, p_digest, p_parts) AS e;
         IF outcome IS NOT NULL THEN
             RETURN;
         END IF;
@@ -242,7 +358,7 @@ BEGIN
     WHERE b.conversation_id = p_conversation AND b.branch = p_branch
         AND b.turn_index = p_turn AND b.sub_step = p_sub_step
         AND CASE
-            WHEN p_token = 0 THEN b.lease_until IS NULL OR b.lease_until <= v_now
+            WHEN p_token = 0 THEN (b.lease_until IS NULL OR b.lease_until <= v_now) AND b.status <> 'ended'
             ELSE b.lease_token = p_token AND b.lease_until > v_now
         END
     RETURNING 'saved', b.branch, b.turn_index, b.sub_step, b.lease_until,
@@ -253,7 +369,7 @@ BEGIN
         SELECT r.outcome, r.branch, r.turn_index, r.sub_step, r.lease_until
         INTO save_v1.outcome, save_v1.branch, save_v1.turn_index, save_v1.sub_step, save_v1.lease_until
         FROM {schema}.save_refusal(p_conversation, p_branch, p_token, p_write_id, p_phase, p_count, p_messages,
-                                   p_tool_calls, p_tool_results, p_key, p_digest) AS r;
+                                   p_tool_calls, p_tool_results, p_key, p_digest, p_parts) AS r;
         RETURN;
     END IF;
 
@@ -279,6 +395,7 @@ BEGIN
     SELECT p_conversation, save_v1.turn_index, save_v1.sub_step, p_branch, p.turn_index, p.sub_step, p.branch,
         p_phase, p_agent, v_created, p_write_id,
         CASE
+            WHEN p_parts IS NOT NULL THEN {schema}.parts_of(p.spans, p_parts, p_branch, v_start, p_count)
             WHEN p_count = 0 THEN coalesce(p.spans, '{{}}')
             WHEN p.spans[pg_catalog.cardinality(p.spans) - 2] = p_branch
                 AND p.spans[pg_catalog.cardinality(p.spans)] = v_start
@@ -293,10 +410,15 @@ BEGIN
             WHEN v_lineage = '{{}}' THEN p_branch
             ELSE {schema}.owner_of(p_branch, v_lineage, p_turn, p_sub_step)
         END
-    WHERE (coalesce(p.phase, 'final') = 'final') = (p_phase = 'input') AND (p.phase IS NULL) = (p_turn < 0);
+    WHERE (coalesce(p.phase, 'final') = 'final') = (p_phase = 'input') AND (p.phase IS NULL) = (p_turn < 0)
+    RETURNING pg_catalog.cardinality(checkpoint.spans) INTO v_rows;
     IF NOT FOUND THEN
         RAISE EXCEPTION '%', CASE WHEN p_phase = 'input' THEN 'a turn is open' ELSE 'no turn is open' END
             USING ERRCODE = CASE WHEN p_phase = 'input' THEN 'TK001' ELSE 'TK002' END;
+    END IF;
+
+    IF v_rows > 768 THEN
+        PERFORM {schema}.gather_spans(p_conversation, p_branch, save_v1.turn_index, save_v1.sub_step);
     END IF;
 
     IF p_key IS NOT NULL THEN
@@ -399,81 +521,6 @@ BEGIN
     outcome := 'posted';
 END $$;
 
--- A conversation and its branch 0. False if it was there.
-CREATE OR REPLACE FUNCTION {schema}.create_v1(p_conversation uuid, p_external_id text, p_agent text)
-RETURNS boolean LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    v_now timestamptz := {schema}.clock();
-BEGIN
-    INSERT INTO {schema}.branch (conversation_id, branch, name, turn_started_at, updated_at)
-    VALUES (p_conversation, 0, 'main', v_now, v_now)
-    ON CONFLICT DO NOTHING;
-    INSERT INTO {schema}.conversation (conversation_id, external_id, agent_id, created_at)
-    VALUES (p_conversation, p_external_id, p_agent, v_now)
-    ON CONFLICT DO NOTHING;
-    RETURN FOUND;
-END $$;
-
--- A new branch that starts at a checkpoint in the history of p_source (null: the current branch; a null p_turn: its
--- head). The same p_fork_id gives the same branch.
-CREATE OR REPLACE FUNCTION {schema}.fork_v1(
-    p_conversation uuid, p_source int, p_turn int, p_sub_step int, p_name text, p_fork_id uuid,
-    OUT outcome text, OUT branch int
-) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    v_now timestamptz := {schema}.clock();
-    v_source {schema}.branch;
-    v_owner int;
-    v_cut int;
-BEGIN
-    p_source := coalesce(p_source, (
-        SELECT v.current_branch FROM {schema}.conversation AS v WHERE v.conversation_id = p_conversation));
-    SELECT b.* INTO v_source FROM {schema}.branch AS b
-    WHERE b.conversation_id = p_conversation AND b.branch = p_source FOR UPDATE;
-    p_sub_step := CASE WHEN p_turn IS NULL THEN v_source.sub_step ELSE p_sub_step END;
-    p_turn := coalesce(p_turn, v_source.turn_index);
-    IF v_source.branch IS NULL THEN
-        outcome := 'not_found';
-        RETURN;
-    END IF;
-    PERFORM FROM {schema}.conversation AS v WHERE v.conversation_id = p_conversation FOR UPDATE;
-    SELECT b.branch INTO fork_v1.branch FROM {schema}.branch AS b
-    WHERE b.conversation_id = p_conversation AND b.fork_id = p_fork_id;
-    IF FOUND THEN
-        outcome := 'repeated';
-        RETURN;
-    END IF;
-    v_owner := {schema}.owner_of(p_source, v_source.lineage, p_turn, p_sub_step);
-    PERFORM FROM {schema}.checkpoint AS c
-    WHERE c.conversation_id = p_conversation AND c.turn_index = p_turn AND c.sub_step = p_sub_step
-        AND c.branch = v_owner;
-    IF NOT FOUND THEN
-        outcome := 'no_checkpoint';
-        RETURN;
-    END IF;
-    PERFORM FROM {schema}.branch AS b WHERE b.conversation_id = p_conversation AND b.name = p_name;
-    IF FOUND THEN
-        outcome := 'name_taken';
-        RETURN;
-    END IF;
-    UPDATE {schema}.conversation AS v SET next_branch = v.next_branch + 1
-    WHERE v.conversation_id = p_conversation
-    RETURNING v.next_branch - 1 INTO fork_v1.branch;
-    -- The ancestors before the owner, then the owner up to the fork point.
-    v_cut := CASE
-        WHEN v_owner = p_source THEN pg_catalog.cardinality(v_source.lineage)
-        ELSE 3 * (
-            SELECT i FROM pg_catalog.generate_series(0, pg_catalog.cardinality(v_source.lineage) / 3 - 1) AS i
-            WHERE v_source.lineage[3 * i + 1] = v_owner)
-    END;
-    INSERT INTO {schema}.branch (conversation_id, branch, name, turn_index, sub_step, lineage, fork_id,
-                                 turn_started_at, updated_at)
-    VALUES (p_conversation, fork_v1.branch, p_name, p_turn, p_sub_step,
-            v_source.lineage[:v_cut] || ARRAY[v_owner, p_turn, p_sub_step], p_fork_id, v_now,
-            greatest(v_now, v_source.updated_at + interval '1 microsecond'));
-    outcome := 'forked';
-END $$;
-
 -- A lease for p_token on a branch where none is live. The same token again renews it. With p_waiting only where a
 -- worker is waited for: the branch is ready by now, or its worker's lease has expired. A worker that dies without
 -- progress counts as an attempt; after the fifth the branch is failed.
@@ -501,7 +548,7 @@ BEGIN
         lease_owner = p_owner, lease_token = p_token,
         lease_until = v_now + pg_catalog.make_interval(secs => p_lease_seconds),
         updated_at = greatest(v_now, b.updated_at + interval '1 microsecond')
-    WHERE b.conversation_id = p_conversation AND b.branch = p_branch
+    WHERE b.conversation_id = p_conversation AND b.branch = p_branch AND b.status <> 'ended'
         AND (b.lease_until IS NULL OR b.lease_until <= v_now OR b.lease_token = p_token)
         AND (NOT p_waiting OR b.status = 'running' OR b.status = 'ready' AND b.ready_at <= v_now)
     RETURNING b.lease_until, b.lease_owner, b.attempts
@@ -519,7 +566,7 @@ BEGIN
         RETURN;
     END IF;
     SELECT b.lease_until, b.lease_owner,
-        CASE WHEN b.lease_until > v_now THEN 'lease_held' ELSE 'not_waiting' END
+        CASE WHEN b.lease_until > v_now THEN 'lease_held' WHEN b.status = 'ended' THEN 'ended' ELSE 'not_waiting' END
     INTO claim_v1.lease_until, claim_v1.lease_owner, outcome
     FROM {schema}.branch AS b WHERE b.conversation_id = p_conversation AND b.branch = p_branch;
     outcome := coalesce(outcome, 'not_found');
@@ -591,6 +638,7 @@ BEGIN
     outcome := CASE
         WHEN branch IS NULL THEN 'not_found'
         WHEN lease_until > v_now THEN 'lease_held'
+        WHEN v_branch.status = 'ended' THEN 'ended'
         WHEN {schema}.request_waits(p_conversation, branch)
             OR {schema}.turn_is_open(p_conversation, branch, v_branch.lineage, v_branch.turn_index, v_branch.sub_step)
             THEN 'ready'

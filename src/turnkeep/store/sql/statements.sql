@@ -9,7 +9,7 @@ SELECT pg_catalog.max(m.number) FROM {schema}.migration AS m
 SELECT outcome, branch, turn_index, sub_step, lease_until, waiting
 FROM {schema}.save_v1(%(conversation)s, %(branch)s, %(turn)s, %(sub_step)s, %(token)s, %(lease_seconds)s,
     %(write_id)s, %(repeatable)s, %(phase)s, %(agent)s, %(count)s, %(messages)s, %(tool_calls)s, %(tool_results)s, %(answers)s,
-    %(state)s, %(key)s, %(digest)s)
+    %(state)s, %(key)s, %(digest)s, %(parts)s)
 
 -- name: written
 -- Where a write id stands on a branch.
@@ -49,12 +49,63 @@ ORDER BY c.sub_step DESC LIMIT 1
 
 -- name: create
 -- A conversation with its branch 0, unless it is there.
-SELECT {schema}.create_v1(%(conversation)s, %(external_id)s, %(agent)s)
+SELECT outcome FROM {schema}.create_v1(%(conversation)s, %(external_id)s, %(agent)s, %(tenant)s, %(parent)s, %(title)s,
+    %(tags)s, %(metadata)s)
+
+-- name: describe
+-- What is said of a conversation.
+SELECT v.conversation_id, v.external_id, v.agent_id, v.tenant, v.title, v.tags, v.metadata::pg_catalog.text, v.version,
+    v.parent_conversation_id, v.current_branch, v.created_at, v.ended_at
+FROM {schema}.conversation AS v WHERE v.conversation_id = %(conversation)s
+
+-- name: update
+-- Changes what is said of a conversation.
+SELECT outcome, version FROM {schema}.update_v1(%(conversation)s, %(update_id)s, %(version)s, %(names)s, %(title)s,
+    %(tags)s, %(metadata)s)
+
+-- name: end
+-- Ends a conversation.
+SELECT outcome, branch, lease_owner, lease_until FROM {schema}.end_v1(%(conversation)s)
+
+-- name: reopen
+-- Takes an end back.
+SELECT outcome FROM {schema}.reopen_v1(%(conversation)s)
+
+-- name: erase
+-- Removes a conversation and its children for good.
+SELECT conversations, branches, checkpoints, messages, requests FROM {schema}.erase_v1(%(conversation)s)
 
 -- name: fork
 -- A branch at a checkpoint, or the one that the same fork id made.
 SELECT outcome, branch
 FROM {schema}.fork_v1(%(conversation)s, %(source)s, %(turn)s, %(sub_step)s, %(name)s, %(fork_id)s)
+
+-- name: fork_into
+-- A new conversation with a copy of the history up to a checkpoint.
+SELECT {schema}.fork_into_v1(%(conversation)s, %(source)s, %(turn)s, %(sub_step)s, %(name)s, %(fork_id)s, %(into)s,
+    %(external_id)s, %(tenant)s)
+
+-- name: branches
+-- The branches of a conversation, and where each was forked.
+SELECT b.conversation_id, b.branch, b.name, b.status, b.turn_index, b.sub_step,
+    b.lineage[pg_catalog.cardinality(b.lineage) - 2:] AS parent, b.branch = v.current_branch AS current,
+    b.turn_started_at, b.updated_at, b.lease_owner, b.lease_until
+FROM {schema}.conversation AS v
+JOIN {schema}.branch AS b ON b.conversation_id = v.conversation_id
+WHERE v.conversation_id = %(conversation)s
+ORDER BY b.branch
+
+-- name: branch_named
+-- The number of a branch.
+SELECT b.branch FROM {schema}.branch AS b WHERE b.conversation_id = %(conversation)s AND b.name = %(name)s
+
+-- name: switch
+-- Makes a branch the current one.
+SELECT {schema}.switch_v1(%(conversation)s, %(branch)s)
+
+-- name: delete_branch
+-- Removes a branch that nothing is built on.
+SELECT outcome, builders, lease_owner, lease_until FROM {schema}.delete_branch_v1(%(conversation)s, %(branch)s)
 
 -- name: ready
 -- Branches that wait for a worker of these agents, the longest waiting first.
@@ -155,7 +206,8 @@ UNION ALL
 SELECT h.item::pg_catalog.int4, 3, 0, 0, h.tool_results::pg_catalog.text FROM head AS h WHERE h.tool_results IS NOT NULL
 UNION ALL
 SELECT h.item::pg_catalog.int4, 4, c.sub_step, c.branch,
-    pg_catalog.concat(CASE c.phase WHEN 'started' THEN '+' END, c.answers, E'\n', c.tool_calls)
+    pg_catalog.concat(CASE c.phase WHEN 'started' THEN '+' END, c.answers, ' ', c.origin_conversation, ' ', c.origin_branch,
+        E'\n', c.tool_calls)
 FROM head AS h
 JOIN {schema}.checkpoint AS c ON c.conversation_id = h.conversation_id AND c.turn_index = h.turn_index
     AND c.sub_step <= h.sub_step
@@ -172,7 +224,7 @@ ORDER BY 1, 2, 3, 4
 -- name: interrupted
 -- Branches in the middle of a turn that no live lease holds, by key.
 SELECT v.conversation_id, v.external_id, v.agent_id, v.created_at, b.branch, b.name, b.status, b.turn_index, b.sub_step,
-    b.turn_started_at, b.updated_at, b.lease_owner, b.lease_until
+    b.turn_started_at, b.updated_at, b.lease_owner, b.lease_until, v.tenant, v.title, v.tags, v.ended_at
 FROM {schema}.branch AS b
 JOIN {schema}.conversation AS v ON v.conversation_id = b.conversation_id
 JOIN {schema}.checkpoint AS c ON c.conversation_id = b.conversation_id AND c.turn_index = b.turn_index
@@ -181,6 +233,7 @@ WHERE b.status IN ('open', 'running', 'ready')
     AND (b.lease_until IS NULL OR b.lease_until <= {schema}.clock())
     AND c.phase <> 'final'
     AND (%(agent)s::pg_catalog.text IS NULL OR v.agent_id = %(agent)s)
+    AND (%(tenant)s::pg_catalog.text IS NULL OR v.tenant = %(tenant)s)
     AND (b.conversation_id, b.branch) > (%(after_conversation)s, %(after_branch)s)
 ORDER BY b.conversation_id, b.branch
 LIMIT %(limit)s
@@ -188,10 +241,15 @@ LIMIT %(limit)s
 -- name: list
 -- Conversations by their current branch's newest turn.
 SELECT v.conversation_id, v.external_id, v.agent_id, v.created_at, b.branch, b.name, b.status, b.turn_index, b.sub_step,
-    b.turn_started_at, b.updated_at, b.lease_owner, b.lease_until
+    b.turn_started_at, b.updated_at, b.lease_owner, b.lease_until, v.tenant, v.title, v.tags, v.ended_at
 FROM {schema}.branch AS b
 JOIN {schema}.conversation AS v ON v.conversation_id = b.conversation_id AND v.current_branch = b.branch
 WHERE (%(agent)s::pg_catalog.text IS NULL OR v.agent_id = %(agent)s)
+    AND (%(tenant)s::pg_catalog.text IS NULL OR v.tenant = %(tenant)s)
+    AND (%(parent)s::pg_catalog.uuid IS NULL OR v.parent_conversation_id = %(parent)s)
+    AND (%(tags)s::pg_catalog.text[] IS NULL OR v.tags @> %(tags)s::pg_catalog.text[])
+    AND (%(metadata)s::pg_catalog.text IS NULL OR v.metadata @> %(metadata)s::pg_catalog.text::pg_catalog.jsonb)
+    AND (%(statuses)s::pg_catalog.text[] IS NULL OR b.status = ANY (%(statuses)s::pg_catalog.text[]))
     AND (%(before_time)s::pg_catalog.timestamptz IS NULL
         OR (b.turn_started_at, b.conversation_id) < (%(before_time)s, %(before_conversation)s::pg_catalog.uuid))
 ORDER BY b.turn_started_at DESC, b.conversation_id DESC
@@ -200,7 +258,7 @@ LIMIT %(limit)s
 -- name: find
 -- Up to two conversations in a range of ids: a prefix is one, an id alone too.
 SELECT v.conversation_id FROM {schema}.conversation AS v
-WHERE v.conversation_id BETWEEN %(low)s AND %(high)s
+WHERE v.conversation_id BETWEEN %(low)s AND %(high)s AND (%(tenant)s::pg_catalog.text IS NULL OR v.tenant = %(tenant)s)
 ORDER BY v.conversation_id LIMIT 2
 
 -- name: history
