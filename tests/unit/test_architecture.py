@@ -14,7 +14,7 @@ import turnkeep
 PACKAGE = Path(turnkeep.__file__).parent
 
 # What each layer may import, beside itself.
-PURE = {"errors", "model", "jsontext", "settings", "_version"}
+PURE = {"errors", "model", "jsontext", "settings", "spans", "_version"}
 ALLOWED = {
     "_version": set(),
     "errors": {"model"},  # for type checking only
@@ -22,6 +22,7 @@ ALLOWED = {
     "_jsonreader": {"errors", "jsontext"},
     "model": {"errors", "jsontext"},
     "settings": {"errors"},
+    "spans": {"jsontext"},
     "embedded": {"errors"},
     "store": PURE | {"embedded"},
     "runner": PURE | {"store"},

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import replace
 from typing import Any, cast
 
-from turnkeep import jsontext
+from turnkeep import jsontext, spans
 from turnkeep.errors import (
-    ConflictError,
     ConversationEndedError,
-    CorruptionError,
     InvalidInputError,
     KeyReusedError,
     LeaseHeldError,
@@ -23,46 +20,16 @@ from turnkeep.errors import (
     TurnOpenError,
     UnknownToolCallError,
 )
-from turnkeep.jsontext import decode
 from turnkeep.model import FINAL_PHASE, Checkpoint, Lease, PendingCall, Saved
 from turnkeep.store import _arguments, _rows, _tool_calls, _writes
 from turnkeep.store._async_database import AsyncDatabase
+from turnkeep.store._async_head import AsyncHead, Fetch, PreparedSave, read_checkpoints
 from turnkeep.store._async_leases import lease_terms, release_lease, take_lease
 from turnkeep.store._async_transaction import AsyncTransaction
-from turnkeep.store._async_waiting import Lock
 from turnkeep.store._writes import UNCHANGED, Content, Message
 
-Wanted = tuple[uuid.UUID, int | None, int | None, int | None]
-"""A checkpoint to read: conversation, branch (None: the current one), turn_index and sub_step (None: the head)."""
 
-Place = tuple[str, int, int, int, bool]
-"""What a write came to: outcome, branch, turn_index, sub_step, and whether a request waits where a turn has ended."""
-
-Fetch = Callable[[str, Mapping[str, Any]], Awaitable[list[tuple[Any, ...]]]]
-"""Something that runs the statement of a name with its parameters, and gives the rows."""
-
-
-@dataclass(frozen=True)
-class PreparedSave:
-    """A save that is encoded and not yet sent. `named` says of each result which call it answers."""
-
-    content: Content
-    phase: str
-    named: tuple[_tool_calls.Answer, ...]
-    write_id: uuid.UUID | None
-
-
-async def read_checkpoints(database: AsyncDatabase, wanted: Sequence[Wanted]) -> dict[int, Checkpoint]:
-    """Read checkpoints whole in one round trip, by ordinal from 1; what does not exist is left out."""
-    conversations, branches, turns, sub_steps = ([*column] for column in zip(*wanted, strict=True))
-    rows = await database.fetch(
-        "restore",
-        {"conversations": conversations, "branches": branches, "turns": turns, "sub_steps": sub_steps},
-    )
-    return _rows.checkpoints(rows)
-
-
-class AsyncBranch:
+class AsyncBranch(AsyncHead):
     """One line of turns of a conversation, and the place where the next write goes.
 
     Made by `AsyncStore.conversation` and `AsyncStore.fork`. Writes of one handle follow each other, also when
@@ -74,51 +41,6 @@ class AsyncBranch:
     `agent_id`, and the head: `turn_index` (-1 before the first turn), `sub_step`, `turn_open`, `messages`, `state`,
     `pending`, `lease`. `suspect` says that its worker has died, and that it has made no progress since.
     """
-
-    def __init__(self, database: AsyncDatabase, checkpoint: Checkpoint, agent_id: str | None = None) -> None:
-        self._database = database
-        self._lock = Lock()
-        self._lease: Lease | None = None
-        self.suspect = False
-        self.agent_id = agent_id or checkpoint.agent_id
-        self.conversation_id = checkpoint.conversation_id
-        self.external_id = checkpoint.external_id
-        self.branch = checkpoint.branch
-        self._decoded: tuple[list[str], list[Any]] = [], []
-        self._take(checkpoint)
-
-    def __repr__(self) -> str:
-        return f"<AsyncBranch {self.external_id!r} branch {self.branch} at {self.turn_index}.{self.sub_step}>"
-
-    @property
-    def turn_open(self) -> bool:
-        """Whether a turn is open at the head."""
-        return self._phase is not None and self._phase != FINAL_PHASE
-
-    @property
-    def messages(self) -> list[Any]:
-        """All messages up to the head, in order, those saved through this handle included: what an inference needs."""
-        texts, (decoded, values) = self._texts, self._decoded
-        values = [*values] if decoded is texts else []
-        known = len(values)
-        values += [decode(text, f"messages[{i}]") for i, text in enumerate(texts[known:], known)]
-        self._decoded = texts, values
-        return list(values)
-
-    @property
-    def state(self) -> Any:
-        """The state at the head, or None where none was ever saved."""
-        return None if self._state is None else decode(self._state, "state")
-
-    @property
-    def pending(self) -> tuple[PendingCall, ...]:
-        """The tool calls of the open turn that have no result yet, in the order of issue."""
-        return self._pending
-
-    @property
-    def lease(self) -> Lease | None:
-        """The lease this handle writes under, as far as it knows."""
-        return self._lease
 
     async def begin_turn(
         self,
@@ -194,6 +116,37 @@ class AsyncBranch:
         self._database.check_usable()
         return await self.perform(prepared, self._database.fetch)
 
+    async def save_all(
+        self,
+        messages: Sequence[Message],
+        *,
+        tool_calls: Sequence[object] | None = None,
+        tool_results: Sequence[object] | None = None,
+        answers: Sequence[PendingCall] | None = None,
+        state: object = UNCHANGED,
+        final: bool = False,
+        write_id: uuid.UUID | None = None,
+    ) -> Saved:
+        """Save the whole list of messages, and store only what is new in it (G8).
+
+        For those who hold a list and append to it, shorten it or rewrite parts of it: messages are compared by their
+        values with those at the head, and those that were there are not stored again. Where no turn is open, one
+        begins, and with `final` it ends at once, in two sub-steps. Where nothing at all has changed, nothing is
+        written, and the head's place is given as `repeated`. All else is as in `save`, and so are the errors.
+        """
+        prepared = self.prepared(messages, tool_calls, tool_results, answers, state, final, write_id, whole=True)
+        self._database.check_usable()
+        async with self._lock:
+            if write_id is not None and (again := await self._made_before(prepared)):
+                return again
+            if final and not self.turn_open:
+                first = None if write_id is None else uuid.uuid5(write_id, "input")
+                without_results = replace(prepared.content, tool_results=None)
+                opening = PreparedSave(without_results, "input", (), first, whole=True)
+                await self._perform(opening, self._database.fetch)
+                prepared = replace(prepared, content=replace(prepared.content, tool_calls=None, state=None))
+            return await self._perform(prepared, self._database.fetch)
+
     def prepared(
         self,
         messages: Sequence[Message],
@@ -203,40 +156,79 @@ class AsyncBranch:
         state: object,
         final: bool,
         write_id: uuid.UUID | None,
+        *,
+        whole: bool = False,
     ) -> PreparedSave:
         """Encode a save, without any I/O."""
         content = _writes.content(messages, tool_calls, tool_results, state)
         phase = FINAL_PHASE if final else _phase(content)
-        return PreparedSave(content, phase, tuple(_tool_calls.named(tool_results or (), answers)), write_id)
+        return PreparedSave(content, phase, tuple(_tool_calls.named(tool_results or (), answers)), write_id, whole)
 
     async def perform(self, save: PreparedSave, fetch: Fetch) -> Saved:
         """Make a save by means of `fetch`; when that has returned, the handle goes on from there."""
-        final = save.phase == FINAL_PHASE
         async with self._lock:
-            issued: list[PendingCall] = []
-            if save.content.tool_calls is not None:
-                issued = _rows.issued(
-                    save.content.tool_calls, self.turn_index, self.sub_step + 1, self.branch, self.conversation_id
+            return await self._perform(save, fetch)
+
+    async def _perform(self, save: PreparedSave, fetch: Fetch) -> Saved:
+        content, phase, whole, parts = save.content, save.phase, None, None
+        if save.whole:
+            whole = content.messages
+            made = spans.parts(self._texts, whole)
+            content = replace(content, messages=[whole[index] for index in made.new])
+            parts = None if made.is_longer(len(self._texts)) else made.numbers
+            phase = phase if self.turn_open else "input"
+            if made.is_same(len(self._texts)) and self._says_nothing_new(content, phase):
+                return Saved(self.branch, self.turn_index, self.sub_step, True, not self.turn_open)
+        issued: list[PendingCall] = []
+        if content.tool_calls is not None:
+            place_of_calls = self._next_place(phase)
+            issued = _rows.issued(content.tool_calls, *place_of_calls, self.branch, self.conversation_id)
+        pending = (*self._pending, *issued)
+        try:
+            answered = _tool_calls.answered(save.named, pending)
+            open_calls = tuple(call for call in pending if call not in answered)
+            if phase == FINAL_PHASE and open_calls:
+                names = ", ".join(map(str, open_calls))
+                raise PendingCallsError(
+                    f"{self._name}: the turn can't end while tool calls have no result ({names}): save a result "
+                    "for each; where the outcome is unknown, one that says so",
+                    open_calls,
                 )
-            pending = (*self._pending, *issued)
-            try:
-                answered = _tool_calls.answered(save.named, pending)
-                open_calls = tuple(call for call in pending if call not in answered)
-                if final and open_calls:
-                    names = ", ".join(map(str, open_calls))
-                    raise PendingCallsError(
-                        f"{self._name}: the turn can't end while tool calls have no result ({names}): save a result "
-                        "for each; where the outcome is unknown, one that says so",
-                        open_calls,
-                    )
-            except (PendingCallsError, UnknownToolCallError):
-                # A retry from another handle: what it answers may have been answered by its first try.
-                if save.write_id is not None and (first := await self.first_outcome(save.write_id, save.phase)):
-                    return first
-                raise
-            answers = [number for call in answered for number in call.place]
-            place = await self._write(save.content, save.phase, save.write_id, answers=answers, fetch=fetch)
-            return self._advance(place, save.content, save.phase, open_calls)
+        except (PendingCallsError, UnknownToolCallError):
+            # A retry from another handle: what it answers may have been answered by its first try.
+            if save.write_id is not None and (first := await self.first_outcome(save.write_id, phase)):
+                return first
+            raise
+        numbers = [number for call in answered for number in call.place]
+        place = await self._write(content, phase, save.write_id, answers=numbers, parts=parts, fetch=fetch)
+        return self._advance(place, content, phase, open_calls, whole)
+
+    def _says_nothing_new(self, content: Content, phase: str) -> bool:
+        """Whether a save of an unchanged list changes nothing else either."""
+        return (
+            phase != FINAL_PHASE
+            and content.tool_calls is None
+            and content.tool_results is None
+            and content.state in (None, self._state)
+        )
+
+    async def _made_before(self, save: PreparedSave) -> Saved | None:
+        """What a save of a whole list came to, if it was made: its list has then to be the same (G4).
+
+        Which of its messages were new depends on the head of the time, so the lists are compared here.
+        """
+        rows = await self._database.fetch("written", {**self._place, "write_id": save.write_id})
+        if not rows:
+            return None
+        ((turn_index, sub_step, phase),) = rows
+        found = (await read_checkpoints(self._database, [(self.conversation_id, self.branch, turn_index, sub_step)]))[1]
+        stored = (found.message_texts, _listed(found.tool_calls_text), _listed(found.tool_results_text))
+        given = (save.content.messages, _listed(save.content.tool_calls), _listed(save.content.tool_results))
+        if (phase == FINAL_PHASE) != (save.phase == FINAL_PHASE) or not all(map(spans.same_values, stored, given)):
+            self._refuse("write_id_reused", turn_index, sub_step, None)
+        if (turn_index, sub_step) == self._next_place(phase):
+            self._take(found)
+        return Saved(self.branch, turn_index, sub_step, True, phase == FINAL_PHASE)
 
     async def mark_started(self, calls: Sequence[PendingCall], *, write_id: uuid.UUID | None = None) -> Saved:
         """Write down that these pending calls are about to run, before they do.
@@ -382,136 +374,19 @@ class AsyncBranch:
             self._lease = None
             return released
 
-    @property
-    def _name(self) -> str:
-        return f"conversation {self.external_id!r}, branch {self.branch}"
-
-    @property
-    def _place(self) -> dict[str, Any]:
-        return {"conversation": self.conversation_id, "branch": self.branch}
-
-    @property
-    def _head(self) -> dict[str, Any]:
-        return {**self._place, "turn": self.turn_index, "sub_step": self.sub_step}
-
-    def _held_lease(self) -> Lease:
-        if self._lease is None:
-            raise LeaseLostError(f"{self._name}: this handle holds no lease: claim one first")
-        return self._lease
-
-    def _take(self, checkpoint: Checkpoint) -> None:
-        texts = list(checkpoint.message_texts)  # whatever can be interrupted comes before the first change
-        self.turn_index = checkpoint.turn_index
-        self.sub_step = checkpoint.sub_step
-        self._phase = checkpoint.phase
-        self._pending = checkpoint.pending
-        self._texts = texts
-        self._state = checkpoint.state_text
-
-    def _advance(self, place: Place, content: Content, phase: str, pending: tuple[PendingCall, ...]) -> Saved:
-        outcome, _, turn_index, sub_step, waiting = place
-        if (turn_index, sub_step) == self._next_place(phase):
-            self.turn_index, self.sub_step, self._phase, self._pending = turn_index, sub_step, phase, pending
-            self.suspect = self.suspect and phase == "started"
-            self._texts += content.messages
-            self._state = self._state if content.state is None else content.state
-        return Saved(self.branch, turn_index, sub_step, outcome == "repeated", phase == FINAL_PHASE, waiting)
-
-    def _next_place(self, phase: str) -> tuple[int, int]:
-        return (self.turn_index + 1, 0) if phase == "input" else (self.turn_index, self.sub_step + 1)
-
-    async def _read_head(self) -> Checkpoint:
-        found = await read_checkpoints(self._database, [(self.conversation_id, self.branch, None, None)])
-        if 1 not in found:
-            raise NotFoundError(f"{self._name} is not there any more")
-        self._take(found[1])
-        return found[1]
-
     async def _turn_again(self, turn_index: int) -> Saved:
         """The newest checkpoint of a turn that its key has begun before."""
         await self._read_head()
         ((sub_step, phase),) = await self._database.fetch("turn_head", {**self._place, "turn": turn_index})
         return Saved(self.branch, turn_index, sub_step, True, phase == FINAL_PHASE)
 
-    async def first_outcome(self, write_id: uuid.UUID, phase: str) -> Saved | None:
-        """What a write of that id and phase came to on this branch, if it was made."""
-        rows = await self._database.fetch("written", {**self._place, "write_id": write_id})
-        for turn_index, sub_step, stored_phase in rows:
-            if stored_phase == phase:
-                return Saved(self.branch, turn_index, sub_step, True, phase == FINAL_PHASE)
-        return None
-
-    async def _write(
-        self,
-        content: Content,
-        phase: str,
-        write_id: uuid.UUID | None,
-        *,
-        answers: list[int] | None = None,
-        key: str | None = None,
-        digest: bytes | None = None,
-        parts: list[int] | None = None,
-        fetch: Fetch,
-    ) -> Place:
-        lease = self._lease
-        given = _writes.check_write_id(write_id)
-        ((outcome, branch, turn_index, sub_step, lease_until, waiting),) = await fetch(
-            "save",
-            {
-                **self._head,
-                "token": lease.token if lease else 0,
-                "lease_seconds": lease.seconds if lease else 0.0,
-                "write_id": given or uuid.uuid4(),
-                "repeatable": given is not None,
-                "phase": phase,
-                "agent": self.agent_id,
-                "count": len(content.messages),
-                "messages": content.messages_text,
-                "tool_calls": content.tool_calls,
-                "tool_results": content.tool_results,
-                "answers": answers or None,
-                "state": content.state,
-                "key": key,
-                "digest": digest,
-                "parts": parts,
-            },
-        )
-        self._refuse(outcome, turn_index, sub_step, lease_until)
-        if lease is not None and outcome == "saved":
-            self._lease = replace(lease, until=lease_until)
-        return outcome, branch, turn_index, sub_step, bool(waiting)
-
-    def _refuse(self, outcome: str, turn_index: int, sub_step: int, lease_until: datetime | None) -> None:
-        match outcome:
-            case "not_found":
-                raise NotFoundError(f"{self._name} is not there any more; nothing was written")
-            case "lease_lost":
-                raise LeaseLostError(f"{self._name}: the lease was lost; nothing was written. Claim it again first")
-            case "lease_held":
-                raise LeaseHeldError(
-                    f"{self._name}: somebody else holds a lease until {lease_until}; nothing was written"
-                )
-            case "ended":
-                raise ConversationEndedError(f"{self._name} has ended; nothing was written: store.reopen lets it go on")
-            case "write_id_reused":
-                raise KeyReusedError(
-                    f"{self._name}: this write_id stands at {turn_index}.{sub_step} with other content; "
-                    "nothing was written"
-                )
-            case "conflict":
-                raise ConflictError(
-                    f"{self._name}: its head is {turn_index}.{sub_step} now, not {self.turn_index}.{self.sub_step}; "
-                    "nothing was written. Call refresh() and decide again"
-                )
-            case "saved" | "repeated" | "taken" | "key_reused":
-                return
-            case _:
-                raise CorruptionError(
-                    f"{self._name}: the database answered {outcome!r}, which is no outcome of a write"
-                )
-
 
 def _phase(content: Content) -> str:
     if content.tool_calls is not None:
         return "tool_calls"
     return "step" if content.tool_results is None else "tool_results"
+
+
+def _listed(text: str | None) -> list[str]:
+    """A list of JSON values, if there is one, as a list of the one text."""
+    return [] if text is None else [text]

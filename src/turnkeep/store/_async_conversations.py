@@ -15,7 +15,8 @@ from turnkeep.model import (
     Erased,
 )
 from turnkeep.store import _arguments, _details, _rows
-from turnkeep.store._async_branch import AsyncBranch, Wanted, read_checkpoints
+from turnkeep.store._async_branch import AsyncBranch
+from turnkeep.store._async_head import Wanted, read_checkpoints
 from turnkeep.store._async_opened import AsyncOpened, BranchId, Id, no_conversation
 from turnkeep.store._writes import UNCHANGED
 

@@ -9,8 +9,9 @@ from turnkeep import jsontext
 from turnkeep.errors import ConversationEndedError, CorruptionError, DatabaseError, LeaseHeldError, NotFoundError
 from turnkeep.model import MAIN_BRANCH, Lease, Posted, Reply
 from turnkeep.store import _arguments, _async_requests
-from turnkeep.store._async_branch import AsyncBranch, read_checkpoints
+from turnkeep.store._async_branch import AsyncBranch
 from turnkeep.store._async_conversations import AsyncConversations
+from turnkeep.store._async_head import read_checkpoints
 from turnkeep.store._async_leases import lease_terms, release_lease, take_lease
 from turnkeep.store._async_opened import BranchId, Id, no_conversation
 from turnkeep.store._async_requests import Body

@@ -21,8 +21,8 @@ from turnkeep.errors import (
 )
 from turnkeep.model import FINAL_PHASE, Posted, Reply
 from turnkeep.store import _arguments, _writes
-from turnkeep.store._async_branch import read_checkpoints
 from turnkeep.store._async_database import AsyncDatabase
+from turnkeep.store._async_head import read_checkpoints
 from turnkeep.store._async_waiting import sleep
 from turnkeep.store._writes import UNCHANGED, Message
 

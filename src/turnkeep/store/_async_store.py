@@ -8,8 +8,8 @@ from turnkeep import settings
 from turnkeep.model import Checkpoint, CheckpointSummary, ConversationSummary
 from turnkeep.store import _arguments, _rows
 from turnkeep.store._arguments import MAX_PAGE
-from turnkeep.store._async_branch import read_checkpoints
 from turnkeep.store._async_forks import AsyncForks
+from turnkeep.store._async_head import read_checkpoints
 from turnkeep.store._async_opened import BranchId, Id
 from turnkeep.store._async_queue import AsyncQueue
 

@@ -16,7 +16,8 @@ from turnkeep.model import (
     Erased,
 )
 from turnkeep.store import _arguments, _details, _rows
-from turnkeep.store._sync_branch import Branch, Wanted, read_checkpoints
+from turnkeep.store._sync_branch import Branch
+from turnkeep.store._sync_head import Wanted, read_checkpoints
 from turnkeep.store._sync_opened import BranchId, Id, Opened, no_conversation
 from turnkeep.store._writes import UNCHANGED
 

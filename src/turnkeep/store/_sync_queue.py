@@ -10,8 +10,9 @@ from turnkeep import jsontext
 from turnkeep.errors import ConversationEndedError, CorruptionError, DatabaseError, LeaseHeldError, NotFoundError
 from turnkeep.model import MAIN_BRANCH, Lease, Posted, Reply
 from turnkeep.store import _arguments, _sync_requests
-from turnkeep.store._sync_branch import Branch, read_checkpoints
+from turnkeep.store._sync_branch import Branch
 from turnkeep.store._sync_conversations import Conversations
+from turnkeep.store._sync_head import read_checkpoints
 from turnkeep.store._sync_leases import lease_terms, release_lease, take_lease
 from turnkeep.store._sync_opened import BranchId, Id, no_conversation
 from turnkeep.store._sync_requests import Body

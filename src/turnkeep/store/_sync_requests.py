@@ -22,8 +22,8 @@ from turnkeep.errors import (
 )
 from turnkeep.model import FINAL_PHASE, Posted, Reply
 from turnkeep.store import _arguments, _writes
-from turnkeep.store._sync_branch import read_checkpoints
 from turnkeep.store._sync_database import Database
+from turnkeep.store._sync_head import read_checkpoints
 from turnkeep.store._sync_waiting import sleep
 from turnkeep.store._writes import UNCHANGED, Message
 

@@ -9,8 +9,8 @@ from turnkeep import settings
 from turnkeep.model import Checkpoint, CheckpointSummary, ConversationSummary
 from turnkeep.store import _arguments, _rows
 from turnkeep.store._arguments import MAX_PAGE
-from turnkeep.store._sync_branch import read_checkpoints
 from turnkeep.store._sync_forks import Forks
+from turnkeep.store._sync_head import read_checkpoints
 from turnkeep.store._sync_opened import BranchId, Id
 from turnkeep.store._sync_queue import Queue
 
