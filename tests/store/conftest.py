@@ -17,7 +17,18 @@ from turnkeep.embedded import EmbeddedPostgres
 OpenStore = Callable[..., AbstractAsyncContextManager[turnkeep.AsyncStore]]
 
 # The modules whose tests run over both; elsewhere those that ask for `open_store`.
-BOTH = ("exact", "forks", "leases", "lists", "races", "requests", "transactions", "turns")
+BOTH = (
+    "exact",
+    "forks",
+    "leases",
+    "lists",
+    "races",
+    "requests",
+    "transactions",
+    "turns",
+    "whole_lists",
+    "conversations",
+)
 # What they tell of the database, or of text, is the same for both, and takes long.
 ONCE = {
     "test_a_write_too_large_to_compare_is_known_by_its_id",

@@ -43,6 +43,10 @@ class InThreads:
 class AsyncStore(InThreads):
     """Stands for a `Store`."""
 
+    def tenant(self, name: str) -> AsyncStore:
+        """One tenant's view."""
+        return AsyncStore(self.inner.tenant(name), self.threads)
+
     async def __aenter__(self) -> Self:
         await self.open()
         return self
