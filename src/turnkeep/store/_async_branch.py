@@ -10,7 +10,6 @@ from typing import Any, cast
 
 from turnkeep import jsontext, spans
 from turnkeep.errors import (
-    ConversationEndedError,
     InvalidInputError,
     KeyReusedError,
     LeaseHeldError,
@@ -137,7 +136,7 @@ class AsyncBranch(AsyncHead):
         prepared = self.prepared(messages, tool_calls, tool_results, answers, state, final, write_id, whole=True)
         self._database.check_usable()
         async with self._lock:
-            if write_id is not None and (again := await self._made_before(prepared)):
+            if again := await self._made_before(prepared):
                 return again
             if final and not self.turn_open:
                 first = None if write_id is None else uuid.uuid5(write_id, "input")
@@ -217,10 +216,10 @@ class AsyncBranch(AsyncHead):
 
         Which of its messages were new depends on the head of the time, so the lists are compared here.
         """
-        rows = await self._database.fetch("written", {**self._place, "write_id": save.write_id})
-        if not rows:
+        written = None if save.write_id is None else await self._written(save.write_id)
+        if written is None:
             return None
-        ((turn_index, sub_step, phase),) = rows
+        turn_index, sub_step, phase = written
         found = (await read_checkpoints(self._database, [(self.conversation_id, self.branch, turn_index, sub_step)]))[1]
         stored = (found.message_texts, _listed(found.tool_calls_text), _listed(found.tool_results_text))
         given = (save.content.messages, _listed(save.content.tool_calls), _listed(save.content.tool_results))
@@ -319,8 +318,6 @@ class AsyncBranch(AsyncHead):
             lease = await take_lease(self._database, self.conversation_id, self.branch, owner, seconds, waiting=False)
             if lease == "not_found":
                 raise NotFoundError(f"{self._name} is not there any more")
-            if lease == "ended":
-                raise ConversationEndedError(f"{self._name} has ended: reopen it first")
             if not isinstance(lease, Lease):
                 raise LeaseHeldError(f"{self._name}: {lease}")
             self._lease = lease

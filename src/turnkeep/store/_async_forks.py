@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 
-from turnkeep.errors import ConflictError, ConversationEndedError, LeaseHeldError, NotFoundError
+from turnkeep.errors import ConflictError, LeaseHeldError, NotFoundError
 from turnkeep.model import BranchSummary
 from turnkeep.store import _arguments, _details, _rows
 from turnkeep.store._async_branch import AsyncBranch
@@ -64,10 +64,6 @@ class AsyncForks(AsyncConversations):
                 raise ConflictError(f"conversation {str(conversation)!r} has a branch named {name!r} already")
             case "exists":
                 raise ConflictError(f"into: there is a conversation {str(into)!r} already; nothing was copied")
-            case "ended":
-                raise ConversationEndedError(
-                    f"conversation {str(conversation)!r} has ended: reopen it, or fork it into another conversation"
-                )
         return await self.conversation(conversation if into is None else into, agent_id=agent_id, branch=number)
 
     async def branches(self, conversation: Id) -> list[BranchSummary]:

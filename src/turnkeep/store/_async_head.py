@@ -10,7 +10,6 @@ from typing import Any
 
 from turnkeep.errors import (
     ConflictError,
-    ConversationEndedError,
     CorruptionError,
     KeyReusedError,
     LeaseHeldError,
@@ -163,11 +162,15 @@ class AsyncHead:
 
     async def first_outcome(self, write_id: uuid.UUID, phase: str) -> Saved | None:
         """What a write of that id and phase came to on this branch, if it was made."""
+        found = await self._written(write_id)
+        if found is None or found[2] != phase:
+            return None
+        return Saved(self.branch, *found[:2], True, phase == FINAL_PHASE)
+
+    async def _written(self, write_id: uuid.UUID) -> tuple[int, int, str] | None:
+        """The turn_index, sub_step and phase of the checkpoint that has a write id on this branch."""
         rows = await self._database.fetch("written", {**self._place, "write_id": write_id})
-        for turn_index, sub_step, stored_phase in rows:
-            if stored_phase == phase:
-                return Saved(self.branch, turn_index, sub_step, True, phase == FINAL_PHASE)
-        return None
+        return (int(rows[0][0]), int(rows[0][1]), str(rows[0][2])) if rows else None
 
     async def _write(
         self,
@@ -219,8 +222,6 @@ class AsyncHead:
                 raise LeaseHeldError(
                     f"{self._name}: somebody else holds a lease until {lease_until}; nothing was written"
                 )
-            case "ended":
-                raise ConversationEndedError(f"{self._name} has ended; nothing was written: store.reopen lets it go on")
             case "write_id_reused":
                 raise KeyReusedError(
                     f"{self._name}: this write_id stands at {turn_index}.{sub_step} with other content; "

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Collection, Sequence
 
 from turnkeep import jsontext
-from turnkeep.errors import ConversationEndedError, CorruptionError, DatabaseError, LeaseHeldError, NotFoundError
+from turnkeep.errors import CorruptionError, DatabaseError, LeaseHeldError, NotFoundError
 from turnkeep.model import MAIN_BRANCH, Lease, Posted, Reply
 from turnkeep.store import _arguments, _async_requests
 from turnkeep.store._async_branch import AsyncBranch
@@ -69,8 +69,6 @@ class AsyncQueue(AsyncConversations):
         ((outcome, number, owner, until),) = await self._database.fetch("resume", wanted)
         if outcome == "not_found":
             raise no_conversation(conversation, branch)
-        if outcome == "ended":
-            raise ConversationEndedError(f"conversation {str(conversation)!r} has ended: reopen it first")
         if outcome == "lease_held":
             raise LeaseHeldError(
                 f"conversation {str(conversation)!r}, branch {number}: {owner} is running it, under a lease until "

@@ -106,7 +106,7 @@ def translated(error: psycopg.Error, schema: str) -> TurnkeepError:
         case "TK002":
             return TurnNotOpenError("no turn is open on this branch: call begin_turn first")
         case "TK003":
-            return ConversationEndedError("this conversation has been ended or archived: it takes no more requests")
+            return ConversationEndedError(f"{text}; nothing was written: store.reopen lets it go on")
         case "3F000" | "42P01" | "42883":
             which = "" if schema == DEFAULT_SCHEMA else f" --schema {shlex.quote(schema)}"
             return SchemaError(

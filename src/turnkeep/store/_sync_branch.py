@@ -11,7 +11,6 @@ from typing import Any, cast
 
 from turnkeep import jsontext, spans
 from turnkeep.errors import (
-    ConversationEndedError,
     InvalidInputError,
     KeyReusedError,
     LeaseHeldError,
@@ -136,7 +135,7 @@ class Branch(Head):
         prepared = self.prepared(messages, tool_calls, tool_results, answers, state, final, write_id, whole=True)
         self._database.check_usable()
         with self._lock:
-            if write_id is not None and (again := self._made_before(prepared)):
+            if again := self._made_before(prepared):
                 return again
             if final and not self.turn_open:
                 first = None if write_id is None else uuid.uuid5(write_id, "input")
@@ -216,10 +215,10 @@ class Branch(Head):
 
         Which of its messages were new depends on the head of the time, so the lists are compared here.
         """
-        rows = self._database.fetch("written", {**self._place, "write_id": save.write_id})
-        if not rows:
+        written = None if save.write_id is None else self._written(save.write_id)
+        if written is None:
             return None
-        ((turn_index, sub_step, phase),) = rows
+        turn_index, sub_step, phase = written
         found = (read_checkpoints(self._database, [(self.conversation_id, self.branch, turn_index, sub_step)]))[1]
         stored = (found.message_texts, _listed(found.tool_calls_text), _listed(found.tool_results_text))
         given = (save.content.messages, _listed(save.content.tool_calls), _listed(save.content.tool_results))
@@ -318,8 +317,6 @@ class Branch(Head):
             lease = take_lease(self._database, self.conversation_id, self.branch, owner, seconds, waiting=False)
             if lease == "not_found":
                 raise NotFoundError(f"{self._name} is not there any more")
-            if lease == "ended":
-                raise ConversationEndedError(f"{self._name} has ended: reopen it first")
             if not isinstance(lease, Lease):
                 raise LeaseHeldError(f"{self._name}: {lease}")
             self._lease = lease

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import uuid
 
-from turnkeep.errors import ConflictError, ConversationEndedError, LeaseHeldError, NotFoundError
+from turnkeep.errors import ConflictError, LeaseHeldError, NotFoundError
 from turnkeep.model import BranchSummary
 from turnkeep.store import _arguments, _details, _rows
 from turnkeep.store._sync_branch import Branch
@@ -65,10 +65,6 @@ class Forks(Conversations):
                 raise ConflictError(f"conversation {str(conversation)!r} has a branch named {name!r} already")
             case "exists":
                 raise ConflictError(f"into: there is a conversation {str(into)!r} already; nothing was copied")
-            case "ended":
-                raise ConversationEndedError(
-                    f"conversation {str(conversation)!r} has ended: reopen it, or fork it into another conversation"
-                )
         return self.conversation(conversation if into is None else into, agent_id=agent_id, branch=number)
 
     def branches(self, conversation: Id) -> list[BranchSummary]:

@@ -21,4 +21,3 @@ CREATE INDEX branch_stopped ON {schema}.branch (conversation_id) WHERE status IN
 DROP FUNCTION IF EXISTS {schema}.save_v1;
 DROP FUNCTION IF EXISTS {schema}.save_refusal;
 DROP FUNCTION IF EXISTS {schema}.earlier_outcome;
-DROP FUNCTION IF EXISTS {schema}.create_v1;

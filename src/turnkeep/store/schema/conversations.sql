@@ -2,7 +2,7 @@
 -- Lock order, here as everywhere: branch rows, then the rest, then conversation.
 
 -- A conversation and its branch 0: 'created', 'there', or 'no_parent'.
-CREATE OR REPLACE FUNCTION {schema}.create_v1(
+CREATE OR REPLACE FUNCTION {schema}.create_v2(
     p_conversation uuid, p_external_id text, p_agent text, p_tenant text DEFAULT NULL, p_parent uuid DEFAULT NULL,
     p_title text DEFAULT NULL, p_tags text[] DEFAULT '{{}}', p_metadata jsonb DEFAULT '{{}}', OUT outcome text
 ) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
@@ -25,6 +25,12 @@ BEGIN
     ON CONFLICT DO NOTHING;
     outcome := CASE WHEN FOUND THEN 'created' ELSE 'there' END;
 END $$;
+
+-- What release 0.1 calls. Goes with the release after the next.
+CREATE OR REPLACE FUNCTION {schema}.create_v1(p_conversation uuid, p_external_id text, p_agent text)
+RETURNS boolean LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT {schema}.create_v2(p_conversation, p_external_id, p_agent) = 'created'
+$$;
 
 -- Changes what is said of a conversation: those of title, tags and metadata that p_names names. Metadata are merged key by
 -- key; a null removes one. A p_version that is not the conversation's own is a 'conflict'. The same p_update_id changes
@@ -190,8 +196,10 @@ BEGIN
         outcome := 'repeated';
         RETURN;
     END IF;
+    IF v_source.status = 'ended' THEN
+        RAISE EXCEPTION 'conversation % has ended', p_conversation USING ERRCODE = 'TK003';
+    END IF;
     outcome := CASE
-        WHEN v_source.status = 'ended' THEN 'ended'
         WHEN NOT EXISTS (
             SELECT FROM {schema}.checkpoint AS c
             WHERE c.conversation_id = p_conversation AND c.turn_index = p_turn AND c.sub_step = p_sub_step

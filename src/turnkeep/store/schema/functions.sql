@@ -260,6 +260,8 @@ BEGIN
     FROM {schema}.branch AS b WHERE b.conversation_id = p_conversation AND b.branch = p_branch;
     IF NOT FOUND THEN
         outcome := 'not_found';
+    ELSIF outcome = 'ended' THEN
+        RAISE EXCEPTION 'conversation % has ended', p_conversation USING ERRCODE = 'TK003';
     END IF;
 END $$;
 
@@ -510,7 +512,7 @@ BEGIN
     PERFORM FROM {schema}.conversation AS v
     WHERE v.conversation_id = p_conversation AND v.ended_at IS NULL AND v.archived_at IS NULL;
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'the conversation has ended' USING ERRCODE = 'TK003';
+        RAISE EXCEPTION 'conversation % has ended', p_conversation USING ERRCODE = 'TK003';
     END IF;
     INSERT INTO {schema}.request (conversation_id, key, branch, body, digest, received_at)
     VALUES (p_conversation, p_key, post_v1.branch, p_body, p_digest, v_now)
@@ -569,6 +571,9 @@ BEGIN
         CASE WHEN b.lease_until > v_now THEN 'lease_held' WHEN b.status = 'ended' THEN 'ended' ELSE 'not_waiting' END
     INTO claim_v1.lease_until, claim_v1.lease_owner, outcome
     FROM {schema}.branch AS b WHERE b.conversation_id = p_conversation AND b.branch = p_branch;
+    IF outcome = 'ended' THEN
+        RAISE EXCEPTION 'conversation % has ended', p_conversation USING ERRCODE = 'TK003';
+    END IF;
     outcome := coalesce(outcome, 'not_found');
 END $$;
 
@@ -644,7 +649,9 @@ BEGIN
             THEN 'ready'
         ELSE 'idle'
     END;
-    IF outcome IN ('ready', 'idle') THEN
+    IF outcome = 'ended' THEN
+        RAISE EXCEPTION 'conversation % has ended', p_conversation USING ERRCODE = 'TK003';
+    ELSIF outcome IN ('ready', 'idle') THEN
         UPDATE {schema}.branch AS b SET status = outcome, ready_at = CASE outcome WHEN 'ready' THEN v_now END,
             not_before = NULL, attempts = 0, failure = NULL, lease_owner = NULL, lease_token = 0, lease_until = NULL,
             updated_at = greatest(v_now, b.updated_at + interval '1 microsecond')

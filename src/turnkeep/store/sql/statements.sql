@@ -49,7 +49,7 @@ ORDER BY c.sub_step DESC LIMIT 1
 
 -- name: create
 -- A conversation with its branch 0, unless it is there.
-SELECT outcome FROM {schema}.create_v1(%(conversation)s, %(external_id)s, %(agent)s, %(tenant)s, %(parent)s, %(title)s,
+SELECT outcome FROM {schema}.create_v2(%(conversation)s, %(external_id)s, %(agent)s, %(tenant)s, %(parent)s, %(title)s,
     %(tags)s, %(metadata)s)
 
 -- name: describe
