@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.unit.loop_branches import asked_after, contents, crashed, outcomes
 from tests.unit.loop_simulator import (
     MAIL,
     Crash,
@@ -13,7 +14,6 @@ from tests.unit.loop_simulator import (
     simulate,
     wire,
 )
-from tests.unit.test_loop import asked_after, contents, crashed, outcomes
 from turnkeep.runner.effects import (
     AskModel,
     AwaitTool,

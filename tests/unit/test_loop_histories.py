@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.unit.loop_branches import asked_after, outcomes, pending, resumed
 from tests.unit.loop_simulator import (
     TIME,
     asks,
@@ -18,7 +20,6 @@ from tests.unit.loop_simulator import (
     well_formed,
     wire,
 )
-from tests.unit.test_loop import CORPUS, asked_after, outcomes, pending, resumed
 from turnkeep.runner.effects import (
     AskModel,
     Head,
@@ -29,6 +30,8 @@ from turnkeep.runner.effects import (
 )
 from turnkeep.runner.loop import turns
 from turnkeep.runner.tools import tool
+
+CORPUS = Path(__file__).parent.parent / "corpus"
 
 # -- histories that others wrote, in OpenAI's shape
 
