@@ -2,6 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ENGINES := engines/.venv
+WORKERS := 4
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint bench engines lock clean
 
@@ -12,7 +13,7 @@ demo: $(VENV)/ready    ## conversations surviving kill -9, on a Postgres of the 
 	$(BIN)/turnkeep demo
 
 test: $(VENV)/ready pgbouncer    ## every test, on real Postgres and real pgbouncer
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n $(WORKERS) --dist worksteal
 
 lint: $(VENV)/ready    ## ruff, mypy, and whether the generated files are current
 	$(BIN)/python tools/sync_twin.py --check

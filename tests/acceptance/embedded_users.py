@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from turnkeep.embedded import status, stop
+from turnkeep.embedded import EmbeddedPostgres, status, stop
 
 T = TypeVar("T")
 PATIENCE = 20.0  # seconds until an awaited state is given up
@@ -172,6 +172,13 @@ def stopped_at_end(directory: Path) -> Iterator[Path]:
     yield directory
     stop(directory)
     assert processes(directory) == []
+
+
+@contextlib.contextmanager
+def own_postgres() -> Iterator[EmbeddedPostgres]:
+    """Start a server that may be killed, in a directory of its own."""
+    with passable() as above, stopped_at_end(above / "postgres") as directory, EmbeddedPostgres.start(directory) as use:
+        yield use
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 import turnkeep
+from tests.acceptance.embedded_users import own_postgres
 from tests.acceptance.load import Load
 from tests.acceptance.pgbouncer import PgBouncer
 from tests.observing import Observer, branches_held, end_of, table_held
@@ -187,12 +188,9 @@ async def test_a_pooler_killed_in_the_middle_of_writes_costs_nothing(dsn: str, b
 
 
 @pytest.fixture
-def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
-    """A server to be killed, in a directory that its user can reach."""
-    directory = tmp_path_factory.mktemp("own")
-    for place in (directory, *directory.parents[:2]):
-        place.chmod(0o755)
-    with EmbeddedPostgres.start(directory / "postgres") as running:
+def own_server() -> Iterator[EmbeddedPostgres]:
+    """A server to be killed."""
+    with own_postgres() as running:
         yield running
 
 

@@ -15,6 +15,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 import turnkeep
+from tests.acceptance.embedded_users import own_postgres
 from tests.acceptance.load import Load
 from tests.observing import Observer, branches_held, end_of, table_held, until
 from tests.store.conftest import OpenStore
@@ -27,12 +28,9 @@ STEP = {"role": "assistant", "content": "let me see"}
 
 
 @pytest.fixture(scope="module")
-def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
-    """A server of these tests' own, in a directory that its user can reach."""
-    directory = tmp_path_factory.mktemp("victim")
-    for place in (directory, *directory.parents[:2]):
-        place.chmod(0o755)
-    with EmbeddedPostgres.start(directory / "postgres") as running:
+def victim() -> Iterator[EmbeddedPostgres]:
+    """A server of these tests' own."""
+    with own_postgres() as running:
         yield running
 
 
