@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from types import TracebackType
-from typing import Any, LiteralString, Self, TypeVar
+from typing import Any, Final, LiteralString, Self, TypeVar
 
 import psycopg
 from psycopg import sql
@@ -19,6 +19,7 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 PATIENCE = 60.0
 _LOOK_AGAIN = 0.003
+_LONGEST_HELD: Final = "5min"
 
 
 async def until(look: Callable[[], T], what: str) -> T:
@@ -100,8 +101,12 @@ class Observer:
 
 @contextmanager
 def transaction(dsn: str) -> Iterator[Connection]:
-    """A connection in a transaction that is rolled back at the end unless the test ends it before."""
+    """A connection in a transaction that is rolled back at the end unless the test ends it before.
+
+    The server ends one that is held too long: then whoever waits for it without end goes on, and its test fails.
+    """
     with closing(psycopg.connect(dsn, application_name="holder")) as connection:
+        connection.execute(f"SET LOCAL idle_in_transaction_session_timeout = '{_LONGEST_HELD}'")
         yield connection
         with suppress(psycopg.OperationalError):  # its server may have been lost meanwhile
             connection.rollback()

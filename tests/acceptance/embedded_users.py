@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from turnkeep.embedded import EmbeddedPostgres, status, stop
 
 T = TypeVar("T")
-PATIENCE = 20.0  # seconds until an awaited state is given up
+PATIENCE = 60.0  # seconds until an awaited state is given up
 PROGRAM = Path(__file__).with_name("embedded_user.py")
 SOURCE = PROGRAM.parents[2] / "src"
 

@@ -16,7 +16,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 _PORT = 6432
 _SEARCHED = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin:/opt/homebrew/bin"
-_PATIENCE = 30.0
+_PATIENCE = 60.0
 
 
 class PgBouncer:

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import psycopg
@@ -126,14 +125,12 @@ def test_an_unreachable_database_is_7_at_once(command: tuple[str, ...], dsn: str
 def silent() -> Iterator[tuple[socket.socket, str]]:
     """A server that takes connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        yield listening, f"host=127.0.0.1 port={listening.getsockname()[1]} dbname=x user=x"
+        yield listening, f"host=127.0.0.1 port={listening.getsockname()[1]} dbname=x user=x connect_timeout=3600"
 
 
 @pytest.mark.parametrize("command", [("ls",), ("init",), ("doctor",)], ids=" ".join)
 def test_a_server_that_does_not_answer_is_given_up(silent: tuple[socket.socket, str], command: tuple[str, ...]) -> None:
-    started = time.monotonic()
-    ran = run(*command, "--timeout", "0.3", "--dsn", silent[1])
-    assert time.monotonic() - started < 8  # not the ten seconds that connecting may take otherwise
+    ran = run(*command, "--timeout", "0.3", "--dsn", silent[1])  # which fails when it waits as long as libpq
     assert ran.code == 7
     assert "0.3 s" in ran.err + ran.out
 

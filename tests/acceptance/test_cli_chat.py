@@ -191,9 +191,10 @@ async def test_a_reply_is_shown_as_it_comes(model: ModelServer, sit_down: Callab
     await terminal.shows("> ")
     assert "new conversation chat-" in terminal.shown
     assert "Ctrl-D ends" in terminal.shown
-    model.pace(token_seconds=0.05)
+    model.pace(token_seconds=1)
     terminal.type("story\n")
-    await terminal.shows("word5")
+    await terminal.shows(WORDS[1])
+    model.pace(token_seconds=LONG)
     assert model.status()["streaming"] == 1
     assert WORDS[-1] not in terminal.shown
     model.pace()
@@ -262,9 +263,9 @@ async def test_a_reply_made_again_after_the_model_server_was_lost_is_marked(
 ) -> None:
     terminal = sit_down()
     await terminal.shows("> ")
-    model.pace(token_seconds=0.05)
+    model.pace(token_seconds=1)
     terminal.type("story\n")
-    await terminal.shows("word5")
+    await terminal.shows(WORDS[1])
     model.kill()
     await terminal.shows("asking again")
     model.pace()

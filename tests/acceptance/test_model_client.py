@@ -218,7 +218,7 @@ async def test_text_is_told_before_the_reply_is_whole() -> None:
         first.set()
 
     async with serving(answer) as odd, ModelClient(Agent("a", "m", base_url=odd.base_url)) as client:
-        await asyncio.wait_for(client.reply(ASK, on_text), 30)
+        await asyncio.wait_for(client.reply(ASK, on_text), 60)
     assert told == ["one ", "two"]
 
 
@@ -472,7 +472,7 @@ async def test_line_separators_in_a_text_end_no_line() -> None:
 
 async def test_a_connection_left_open_after_the_end_holds_nothing_up() -> None:
     answer = hanging(streaming(chunk("one", "stop"), DONE, end=b""))
-    reply = await asyncio.wait_for(answered(answer, silence=3600.0), 30)
+    reply = await asyncio.wait_for(answered(answer, silence=3600.0), 60)
     assert isinstance(reply, ModelReply)
 
 
@@ -485,7 +485,7 @@ async def test_cancelling_closes_the_connection_and_the_client_stays_good() -> N
 
     async with serving(answer) as odd, ModelClient(Agent("a", "m", base_url=odd.base_url)) as client:
         asking = asyncio.create_task(client.reply(ASK, lambda _: told.set()))
-        await asyncio.wait_for(told.wait(), 30)
+        await asyncio.wait_for(told.wait(), 60)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking

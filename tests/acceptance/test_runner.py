@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from datetime import timedelta
-from pathlib import Path
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
 
 import turnkeep
+from tests.acceptance.embedded_users import own_postgres
 from tests.observing import Observer, until
-from turnkeep import Agent, AsyncStore, ToolContext, Worker, embedded, tool
-from turnkeep.embedded import EmbeddedPostgres
+from turnkeep import Agent, AsyncStore, ToolContext, Worker, tool
 from turnkeep.runner import Tool
 from turnkeep.runner.transcript import UNKNOWN_OUTCOME
 from turnkeep.testing import Exchange, ModelServer, Reply, ToolCall
@@ -107,7 +106,7 @@ async def test_a_server_that_fails_for_a_while_is_asked_again(store: AsyncStore,
     server = model(fault)
     key = await ask(store)
     await drain(store, agent(server))
-    assert (await store.wait_reply("c", key, seconds=5)).content == "a b c d e"
+    assert (await store.wait_reply("c", key, seconds=60)).content == "a b c d e"
     assert len(server.requests) == 4
     assert len(await store.history("c")) == 2
 
@@ -119,12 +118,12 @@ async def test_what_a_server_never_answers_fails_the_turn_once_and_can_be_resume
     key = await ask(store)
     await drain(store, agent(server, echo))
     with pytest.raises(turnkeep.TurnFailedError) as caught:
-        await store.wait_reply("c", key, seconds=5)
+        await store.wait_reply("c", key, seconds=60)
     assert (caught.value.failure["type"], caught.value.failure["status"]) == ("model_refused", 400)
     assert results(await store.restore("c")) == [("ok", "x")]
     assert await store.resume("c")
     await drain(store, agent(server, echo))
-    assert (await store.wait_reply("c", key, seconds=5)).content == "fine"
+    assert (await store.wait_reply("c", key, seconds=60)).content == "fine"
 
 
 async def test_the_most_steps_stop_a_turn_and_more_let_it_go_on(store: AsyncStore, model: Model) -> None:
@@ -132,11 +131,11 @@ async def test_the_most_steps_stop_a_turn_and_more_let_it_go_on(store: AsyncStor
     key = await ask(store)
     await drain(store, agent(server, echo, max_steps=2))
     with pytest.raises(turnkeep.TurnFailedError) as caught:
-        await store.wait_reply("c", key, seconds=5)
+        await store.wait_reply("c", key, seconds=60)
     assert caught.value.failure["type"] == "max_steps"
     assert await store.resume("c")
     await drain(store, agent(server, echo, max_steps=4))
-    assert (await store.wait_reply("c", key, seconds=5)).content == "fine"
+    assert (await store.wait_reply("c", key, seconds=60)).content == "fine"
     assert results(await store.restore("c")) == [("ok", str(n)) for n in range(3)]
 
 
@@ -146,11 +145,11 @@ async def test_arguments_that_are_none_are_told_and_the_third_time_fails(store: 
     key = await ask(store)
     await drain(store, agent(server, echo))
     with pytest.raises(turnkeep.TurnFailedError) as caught:
-        await store.wait_reply("c", key, seconds=5)
+        await store.wait_reply("c", key, seconds=60)
     assert caught.value.failure["type"] == "invalid_arguments"
     assert await store.resume("c")
     await drain(store, agent(server, echo))
-    reply = await store.wait_reply("c", key, seconds=5)
+    reply = await store.wait_reply("c", key, seconds=60)
     assert [outcome for outcome, _ in results(reply.checkpoint)] == ["invalid", "invalid", "invalid", "ok"]
     assert '{"text": "x' in results(reply.checkpoint)[0][1]
     provider = reply.checkpoint.messages[1]["metadata"]["provider"]
@@ -188,7 +187,7 @@ async def test_what_a_tool_raises_or_gives_that_is_no_json_is_its_result(store: 
     )
     key = await ask(store)
     await drain(store, agent(server, burn, give_nan, give_deep))
-    found = results((await store.wait_reply("c", key, seconds=5)).checkpoint)
+    found = results((await store.wait_reply("c", key, seconds=60)).checkpoint)
     assert [outcome for outcome, _ in found] == ["error"] * 4
     said = {content.partition(":")[0] for _, content in found}
     assert "RuntimeError" in said
@@ -214,7 +213,7 @@ async def test_each_of_parallel_results_is_durable_while_others_still_run(store:
         assert results(checkpoint) == [("ok", "quick")]
         assert [call.attempts for call in checkpoint.pending] == [1]
         go_on.set()
-        await store.wait_reply("c", key, seconds=30)
+        await store.wait_reply("c", key, seconds=60)
     wire = [(m["role"], m["content"]) for m in server.requests[-1]["messages"]]
     assert wire[-2:] == [("tool", "slow"), ("tool", "quick")]
 
@@ -237,7 +236,7 @@ async def test_a_call_of_on_crash_ask_waits_for_a_person(store: AsyncStore, mode
     await asyncio.gather(task, return_exceptions=True)
     await drain(store, one)
     with pytest.raises(turnkeep.TurnFailedError, match="launch") as caught:
-        await store.wait_reply("c", key, seconds=5)
+        await store.wait_reply("c", key, seconds=60)
     assert caught.value.failure["type"] == "waiting"
     assert (await store.restore("c")).status == "waiting"
     branch = await store.conversation("c")
@@ -245,7 +244,7 @@ async def test_a_call_of_on_crash_ask_waits_for_a_person(store: AsyncStore, mode
     await branch.save([answer], tool_results=[{"outcome": "ok"}], answers=branch.pending)
     assert await store.resume("c")
     await drain(store, one)
-    assert (await store.wait_reply("c", key, seconds=5)).content == "fine"
+    assert (await store.wait_reply("c", key, seconds=60)).content == "fine"
     assert server.requests[-1]["messages"][-1]["content"] == "it was launched"
 
 
@@ -280,7 +279,7 @@ async def test_durability_order_what_was_done_before_a_person_was_asked_is_not_d
     await branch.save([message], tool_results=[{"outcome": "ok"}], answers=branch.pending)
     await store.resume("c")
     await drain(store, one)
-    assert (await store.wait_reply("c", key, seconds=5)).content == "fine"
+    assert (await store.wait_reply("c", key, seconds=60)).content == "fine"
     assert runs == ["first", "approve"]
 
 
@@ -335,7 +334,7 @@ async def run_refund(
     server = model(calls("refund"), Reply(content="fine"))
     key = await ask(store)
     await drain(store, agent(server, refund))
-    return (await store.wait_reply("c", key, seconds=5)).checkpoint
+    return (await store.wait_reply("c", key, seconds=60)).checkpoint
 
 
 async def test_a_transactional_tool_that_raises_has_done_nothing(
@@ -419,7 +418,7 @@ async def test_transactional_tools_side_by_side_all_commit(
     server = model(Reply(tool_calls=[ToolCall("refund")] * 25), Reply(content="fine"))
     key = await ask(store)
     await drain(store, agent(server, refund))
-    found = results((await store.wait_reply("c", key, seconds=5)).checkpoint)
+    found = results((await store.wait_reply("c", key, seconds=60)).checkpoint)
     assert sorted(content for _, content in found) == sorted(ledger())
     assert len(set(ledger())) == 25
 
@@ -443,11 +442,11 @@ async def test_a_worker_whose_lease_is_lost_breaks_off_and_writes_nothing(
 
     server = model(calls("slow"), Reply(content="fine"))
     key = await ask(store)
-    async with working(store, agent(server, slow), lease_seconds=0.6):
+    async with working(store, agent(server, slow), lease_seconds=3):
         await began.wait()
         with psycopg.connect(dsn, autocommit=True) as thief:
             thief.execute("UPDATE turnkeep.branch SET lease_token = 1, lease_until = now() + interval '1 second'")
-        await asyncio.wait_for(broken_off.wait(), 30)
+        await asyncio.wait_for(broken_off.wait(), 60)
         reply = await store.wait_reply("c", key, seconds=60)
     assert results(reply.checkpoint) == [("unknown", UNKNOWN_OUTCOME)]
 
@@ -477,24 +476,42 @@ async def test_a_worker_that_stood_still_longer_than_its_lease_goes_on_where_it_
     assert (results(reply.checkpoint), runs) == ([("ok", "slow")], 1)
 
 
-async def test_a_tool_that_runs_longer_than_its_lease_keeps_it(store: AsyncStore, model: Model, dsn: str) -> None:
-    renewed = asyncio.Event()
+def stop_clock(dsn: str, at: datetime) -> None:
+    """Let the database's clock stand at a time, whatever time this machine takes."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(
+            sql.SQL(
+                "CREATE OR REPLACE FUNCTION turnkeep.clock() RETURNS timestamptz LANGUAGE sql VOLATILE"
+                " AS $$ SELECT timestamptz {} $$"
+            ).format(sql.Literal(at.isoformat()))
+        )
+
+
+async def test_a_tool_that_runs_longer_than_its_lease_keeps_it(
+    store: AsyncStore, model: Model, dsn: str, observer: Observer
+) -> None:
+    began, renewed = asyncio.Event(), asyncio.Event()
 
     @tool
     async def slow() -> str:
+        began.set()
         await renewed.wait()
         return "slow"
 
     server = model(calls("slow"), Reply(content="fine"))
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    stop_clock(dsn, now)
     key = await ask(store)
     async with working(store, agent(server, slow), lease_seconds=0.6), turnkeep.open(dsn) as other:
-        ends: set[Any] = set()
-        while len(ends) < 6:  # four renewals are longer than the lease
-            ends.add((await other.restore("c")).lease_until)
+        await began.wait()
+        for _ in range(4):  # twice as long as the lease
+            now += timedelta(seconds=0.3)
+            stop_clock(dsn, now)
             assert await other.claim_waiting(["support"], limit=1) == []
-            await asyncio.sleep(0.01)
+            end = now + timedelta(seconds=0.6)
+            await until(partial(observer.rows, "SELECT FROM turnkeep.branch WHERE lease_until = %s", end), "a renewal")
         renewed.set()
-        assert results((await store.wait_reply("c", key, seconds=30)).checkpoint) == [("ok", "slow")]
+        assert results((await store.wait_reply("c", key, seconds=60)).checkpoint) == [("ok", "slow")]
 
 
 async def test_a_worker_told_to_stop_hands_back_and_lets_tools_end(store: AsyncStore, model: Model) -> None:
@@ -522,28 +539,17 @@ async def test_options_that_cannot_be_sent_fail_the_turn_and_say_so(store: Async
     key = await ask(store)
     await drain(store, agent(server, options={"temperature": object()}))
     with pytest.raises(turnkeep.TurnFailedError) as caught:
-        await store.wait_reply("c", key, seconds=5)
+        await store.wait_reply("c", key, seconds=60)
     assert caught.value.failure["type"] == "model_refused"
     assert await store.resume("c")
     await drain(store, agent(server))
-    assert (await store.wait_reply("c", key, seconds=5)).content == "fine"
-
-
-@contextmanager
-def own_postgres() -> Iterator[EmbeddedPostgres]:
-    """A Postgres that may be killed."""
-    directory = Path(tempfile.mkdtemp(prefix="turnkeep-tests-"))
-    directory.chmod(0o755)
-    with EmbeddedPostgres.start(directory / "postgres") as postgres:
-        turnkeep.migrate(postgres.conninfo)
-        yield postgres
-    embedded.stop(directory / "postgres")
-    shutil.rmtree(directory)
+    assert (await store.wait_reply("c", key, seconds=60)).content == "fine"
 
 
 async def test_a_worker_outlives_its_postgres(model: Model) -> None:
     server = model(calls("echo", text="x"), Reply(content="fine", first_token_seconds=3600))
     with own_postgres() as postgres:
+        turnkeep.migrate(postgres.conninfo)
         async with turnkeep.open(postgres.conninfo) as store, working(store, agent(server, echo), lease_seconds=20):
             key = await ask(store)
             await until(lambda: len(server.requests) == 2, "the second inference")

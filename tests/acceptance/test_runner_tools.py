@@ -58,7 +58,7 @@ async def outcomes(store: AsyncStore, model: Model, *tools: Tool, name: str = "c
     server = model(Reply(tool_calls=[ToolCall(one.name) for one in tools]), Reply(content="fine"))
     key = await ask(store, name=name)
     await drain(store, agent(server, *tools))
-    found = results((await store.wait_reply(name, key, seconds=5)).checkpoint)
+    found = results((await store.wait_reply(name, key, seconds=60)).checkpoint)
     assert len(found) == len(tools)
     return found
 
@@ -158,11 +158,11 @@ async def test_transactions_leave_a_connection_for_what_they_wait_for(
         return "done"
 
     server = model(Reply(tool_calls=[ToolCall("mail"), ToolCall("refund")]), Reply(content="fine"))
-    async with turnkeep.open(dsn, pool_size=3, timeout=10) as store:
+    async with turnkeep.open(dsn, pool_size=3, timeout=60) as store:
         keys = {f"c{number}": await ask(store, name=f"c{number}") for number in range(12)}
         await drain(store, agent(server, mail, refunding(body)))
         for name, key in keys.items():
-            found = results((await store.wait_reply(name, key, seconds=5)).checkpoint)
+            found = results((await store.wait_reply(name, key, seconds=60)).checkpoint)
             assert sorted(found) == [("ok", "done"), ("ok", "sent")]
     assert len(ledger()) == 12
 
@@ -253,7 +253,7 @@ async def test_a_lost_connection_runs_it_again_with_its_arguments_as_they_came(
     server = model(calls("refund", orders=[1, 2, 3]), Reply(content="fine"))
     key = await ask(store)
     await drain(store, agent(server, refund))
-    assert results((await store.wait_reply("c", key, seconds=5)).checkpoint) == [("ok", 3)]
+    assert results((await store.wait_reply("c", key, seconds=60)).checkpoint) == [("ok", 3)]
     assert seen == [[1, 2, 3], [1, 2, 3]]
     assert len(ledger()) == 1
 
@@ -285,12 +285,12 @@ async def test_nothing_that_a_tool_leaves_in_its_session_meets_the_next_one(
 
     server = ModelServer([Exchange("*", [calls("refund"), Reply(content="fine")])])
     with server:
-        async with turnkeep.open(dsn, pool_size=2, timeout=10) as store:  # one connection for all transactions
+        async with turnkeep.open(dsn, pool_size=2, timeout=60) as store:  # one connection for all transactions
             one = agent(server, refunding(body))
             for name in ("first", "second", "third"):
                 key = await ask(store, name=name)
                 await drain(store, one)
-                found = results((await store.wait_reply(name, key, seconds=5)).checkpoint)
+                found = results((await store.wait_reply(name, key, seconds=60)).checkpoint)
                 assert [outcome for outcome, _ in found] == ["ok"] or name == "first"
                 cursor = psycopg.connect(dsn, autocommit=True)
                 with cursor as watcher:
@@ -325,9 +325,9 @@ async def test_a_conversation_that_cannot_be_restored_fails_alone(store: AsyncSt
         connection.execute("DELETE FROM turnkeep.message WHERE conversation_id = %s", (branch.conversation_id,))
     await drain(store, agent(model(Reply(content="fine"))))
     for name in ("a", "c"):
-        assert (await store.wait_reply(name, keys[name], seconds=5)).content == "fine"
+        assert (await store.wait_reply(name, keys[name], seconds=60)).content == "fine"
     with pytest.raises(turnkeep.TurnFailedError) as caught:
-        await store.wait_reply("b", keys["b"], seconds=5)
+        await store.wait_reply("b", keys["b"], seconds=60)
     assert caught.value.failure["type"] == "corruption"
 
 

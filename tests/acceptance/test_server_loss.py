@@ -175,14 +175,14 @@ def unreachable(dsn: str) -> Iterator[None]:
 async def test_a_server_that_does_not_answer_is_an_error_in_time_and_a_retry_is_harmless(
     victim: EmbeddedPostgres, dsn: str
 ) -> None:
-    async with turnkeep.open(dsn, pool_size=3, timeout=2) as store:
+    async with turnkeep.open(dsn, pool_size=3, timeout=4) as store:
         branches = [await store.conversation(f"c{n}") for n in range(6)]
         for branch in branches:
             await branch.begin_turn(USER)
         ids = [uuid.uuid4() for _ in branches]
         with stopped(victim):
             calls = (b.save([STEP], write_id=i) for b, i in zip(branches, ids, strict=True))
-            outcomes = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 30)
+            outcomes = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 60)
         assert all(isinstance(one, turnkeep.DatabaseError) for one in outcomes), outcomes
         assert any(isinstance(one, turnkeep.UnavailableError) for one in outcomes)
         for branch, write_id in zip(branches, ids, strict=True):
@@ -205,9 +205,9 @@ async def test_a_store_waits_for_a_server_that_comes_back_before_the_deadline(
 
 async def test_a_server_that_hangs_while_a_store_opens_is_an_error_in_time(victim: EmbeddedPostgres, dsn: str) -> None:
     with stopped(victim):
-        store = turnkeep.open(dsn, timeout=1)
+        store = turnkeep.open(dsn, timeout=3)
         with pytest.raises(turnkeep.UnavailableError):
-            await asyncio.wait_for(store.open(), 30)
+            await asyncio.wait_for(store.open(), 60)
     async with store:
         assert not await store.conversations()
 
@@ -221,7 +221,7 @@ async def test_nobody_listening_is_an_error_that_says_so(tmp_path: Path) -> None
 
 
 async def test_a_pool_in_use_up_to_the_deadline_is_an_error_that_names_the_remedy(dsn: str) -> None:
-    async with turnkeep.open(dsn, pool_size=1, timeout=2) as store:
+    async with turnkeep.open(dsn, pool_size=1, timeout=3) as store:
         branch = await store.conversation("c")
         await branch.begin_turn(USER)
         with branches_held(dsn, branch.conversation_id), Observer(dsn) as observer:

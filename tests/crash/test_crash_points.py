@@ -114,7 +114,7 @@ def transcript(checkpoint: turnkeep.Checkpoint) -> list[dict[str, Any]]:
 async def check_answered_once(scene: Scene, name: str, messages: list[str]) -> None:
     async with turnkeep.open(scene.dsn) as store:
         for number in range(len(messages)):
-            reply = await store.wait_reply(name, f"{number}", seconds=1)
+            reply = await store.wait_reply(name, f"{number}", seconds=60)
             assert reply.checkpoint.turn_index == number
         inputs = [one for one in await store.history(name, limit=1000) if one.phase == "input"]
         head = await store.restore(name)

@@ -102,7 +102,7 @@ def test_shell_runs(dsn: str, lines: str, tmp_path: Path) -> None:
                 assert ran.returncode == 0, f"{command}: {ran.stdout}{ran.stderr}"
         for process in beside:
             process.terminate()
-            assert process.wait(30) == 0
+            assert process.wait(60) == 0
 
 
 def test_links_between_pages_lead_somewhere() -> None:

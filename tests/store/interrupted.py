@@ -73,7 +73,7 @@ def main() -> None:
     dsn, what, rounds = sys.argv[1:]
     interruptible = Interruptible()
     signal.signal(signal.SIGINT, interruptible.interrupt)
-    with turnkeep.open_sync(dsn, pool_size=POOL_SIZE, timeout=20) as store:
+    with turnkeep.open_sync(dsn, pool_size=POOL_SIZE, timeout=60) as store:
         branch = store.conversation("c")
         branch.begin_turn({"role": "user"})
         print("ready", flush=True)

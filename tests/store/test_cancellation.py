@@ -33,7 +33,7 @@ async def open_turn(store: turnkeep.AsyncStore, name: str = "c") -> turnkeep.Asy
 async def cancel(task: asyncio.Future[Any]) -> None:
     """Cancel a call and wait, within reason, until it has returned."""
     task.cancel()
-    done, _ = await asyncio.wait({task}, timeout=30)
+    done, _ = await asyncio.wait({task}, timeout=60)
     assert done, "a cancelled call does not return"
     assert task.cancelled()
 
@@ -138,7 +138,7 @@ async def test_savers_cancelled_while_they_wait_for_a_connection_leave_the_pool_
 
 
 async def test_a_save_cancelled_again_and_again_costs_the_store_no_connection(dsn: str, observer: Observer) -> None:
-    async with turnkeep.open(dsn, pool_size=2, timeout=20) as store:
+    async with turnkeep.open(dsn, pool_size=2, timeout=60) as store:
         for number in range(6):  # more than there are connections
             branch = await open_turn(store, f"c{number}")
             write_id = uuid.uuid4()
@@ -170,7 +170,7 @@ async def test_a_save_given_up_by_wait_for_writes_nothing_later(
 async def test_a_save_that_meets_the_stores_own_deadline_writes_nothing_later(
     dsn: str, observer: Observer, open_store: OpenStore
 ) -> None:
-    async with open_store(dsn, timeout=0.5) as store:
+    async with open_store(dsn, timeout=2) as store:
         branch = await open_turn(store)
         before = observer.counts(), observer.heads()
         with branches_held(dsn, branch.conversation_id):
@@ -182,7 +182,7 @@ async def test_a_save_that_meets_the_stores_own_deadline_writes_nothing_later(
 
 
 async def test_callers_beyond_the_pool_are_told_so(dsn: str, observer: Observer, open_store: OpenStore) -> None:
-    async with open_store(dsn, pool_size=1, timeout=2) as store:
+    async with open_store(dsn, pool_size=1, timeout=3) as store:
         branch = await open_turn(store)
         with branches_held(dsn, branch.conversation_id):
             save = asyncio.ensure_future(branch.save([STEP]))

@@ -47,7 +47,7 @@ async def test_a_posted_message_is_taken_up_answered_and_read(store: AsyncStore,
     await branch.save([ANSWER], final=True)
     assert await branch.take_request() is None
     await branch.release()
-    reply = await store.wait_reply("c", "k1", seconds=5)
+    reply = await store.wait_reply("c", "k1", seconds=60)
     assert (reply.content, reply.checkpoint.turn_index, reply.checkpoint.sub_step) == ("done", 0, 1)
     assert await status(store) == "idle"
 
@@ -126,7 +126,7 @@ async def test_a_turn_begun_under_a_posted_key_takes_that_request(store: AsyncSt
     assert (begun.turn_index, begun.repeated) == (0, False)
     assert await branch.take_request() is None if not branch.turn_open else True
     await branch.save([ANSWER], final=True)
-    assert (await store.wait_reply("c", "k", seconds=5)).content == "done"
+    assert (await store.wait_reply("c", "k", seconds=60)).content == "done"
     assert await status(store) == "idle"
     with pytest.raises(turnkeep.KeyReusedError):
         await branch.begin_turn({"role": "user", "content": "other"}, key="k")
@@ -203,8 +203,8 @@ async def test_a_reply_that_is_late_says_so_and_can_be_waited_for_again(store: A
     with pytest.raises(turnkeep.ReplyTimeoutError, match="'k'"):
         await store.wait_reply("c", "k", seconds=0.01)
     with pytest.raises(turnkeep.NotFoundError, match="'other'"):
-        await store.wait_reply("c", "other", seconds=1)
-    waiting = asyncio.create_task(store.wait_reply("c", "k", seconds=30))
+        await store.wait_reply("c", "other", seconds=60)
+    waiting = asyncio.create_task(store.wait_reply("c", "k", seconds=60))
     branch = await claimed(store)
     await branch.take_request()
     await branch.save([ANSWER], final=True)
@@ -218,7 +218,7 @@ async def test_a_reply_stays_the_turns_own_when_others_follow(store: AsyncStore)
     for number in range(2):
         await branch.take_request()
         await branch.save([{"role": "assistant", "content": f"a{number}"}], final=True)
-    assert [(await store.wait_reply("c", f"k{n}", seconds=5)).content for n in range(2)] == ["a0", "a1"]
+    assert [(await store.wait_reply("c", f"k{n}", seconds=60)).content for n in range(2)] == ["a0", "a1"]
 
 
 async def test_a_failed_turn_is_told_and_resumed(store: AsyncStore) -> None:
@@ -230,7 +230,7 @@ async def test_a_failed_turn_is_told_and_resumed(store: AsyncStore) -> None:
     assert await branch.release(failure=failure)
     for key in ("k", "l"):
         with pytest.raises(turnkeep.TurnFailedError, match="20 inferences") as caught:
-            await store.wait_reply("c", key, seconds=5)
+            await store.wait_reply("c", key, seconds=60)
         assert caught.value.failure == failure
     assert await status(store) == "failed"
     assert await store.claim_waiting(["support"], limit=10) == []
@@ -238,7 +238,7 @@ async def test_a_failed_turn_is_told_and_resumed(store: AsyncStore) -> None:
     branch = await claimed(store)
     assert branch.turn_open
     await branch.save([ANSWER], final=True)
-    assert (await store.wait_reply("c", "k", seconds=5)).content == "done"
+    assert (await store.wait_reply("c", "k", seconds=60)).content == "done"
     await branch.take_request()
     await branch.save([ANSWER], final=True)
     await branch.release()
@@ -344,7 +344,7 @@ async def test_a_branch_that_kills_five_workers_without_progress_is_failed(store
     advance(timedelta(seconds=16 * 5))
     assert await store.claim_waiting(["support"], limit=9) == []
     with pytest.raises(turnkeep.TurnFailedError, match="5 times") as caught:
-        await store.wait_reply("c", "k", seconds=5)
+        await store.wait_reply("c", "k", seconds=60)
     assert caught.value.failure["type"] == "worker_died"
     assert await store.resume("c")
     assert (await claimed(store)).pending == branch.pending

@@ -101,31 +101,38 @@ def test_a_store_outlives_its_connections(dsn: str, observer: Observer, threads:
             branches[0].save([STEP])  # by the main thread
 
 
-def test_a_server_that_is_not_there_is_told_within_the_timeout() -> None:
-    begun = time.monotonic()
-    with pytest.raises(turnkeep.UnavailableError), turnkeep.open_sync("host=127.0.0.1 port=9", timeout=0.5):
+GIVE_UP = """
+import sys, turnkeep
+try:
+    with turnkeep.open_sync(sys.argv[1], timeout=0.5):
         pass
-    assert time.monotonic() - begun < 5
+except turnkeep.UnavailableError:
+    print("given up")
+"""
+
+
+def gives_up(dsn: str) -> bool:
+    """Whether a process gives up opening a store, by itself: libpq would wait for an hour."""
+    command = [sys.executable, "-c", GIVE_UP, f"{dsn} connect_timeout=3600"]
+    return subprocess.run(command, stdout=subprocess.PIPE, timeout=60, check=True).stdout == b"given up\n"
+
+
+def test_a_server_that_is_not_there_is_told_within_the_timeout() -> None:
+    assert gives_up("host=127.0.0.1 port=9")
 
 
 def test_a_server_that_never_answers_is_told_within_the_timeout() -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:
-        begun = time.monotonic()
-        dsn = f"host=127.0.0.1 port={deaf.getsockname()[1]}"
-        with pytest.raises(turnkeep.UnavailableError), turnkeep.open_sync(dsn, timeout=0.5):
-            pass
-        assert time.monotonic() - begun < 5
+        assert gives_up(f"host=127.0.0.1 port={deaf.getsockname()[1]}")
 
 
 def test_a_call_of_the_main_thread_ends_at_the_deadline(dsn: str, observer: Observer) -> None:
-    with turnkeep.open_sync(dsn, timeout=0.5) as store:
+    with turnkeep.open_sync(dsn, timeout=2) as store:
         branch = open_turn(store)
         before = observer.counts(), observer.heads()
         with branches_held(dsn, branch.conversation_id):
-            begun = time.monotonic()
             with pytest.raises(turnkeep.UnavailableError, match="write_id"):
                 branch.save([STEP])
-            assert time.monotonic() - begun < 5
             assert not observer.waiting()
         assert (observer.counts(), observer.heads()) == before
         branch.save([STEP])
@@ -162,15 +169,15 @@ async def test_a_store_closed_under_waiting_calls_ends_them(
         await until(lambda: pool.get_stats().get("requests_waiting"), "a call that waits for a connection")
         store.close()
         with pytest.raises(turnkeep.UsageError):
-            queued.result(30)
-    assert save.result(30).sub_step == 1
+            queued.result(60)
+    assert save.result(60).sub_step == 1
 
 
 # -- Ctrl-C
 
 SAVE = """
 import sys, uuid, turnkeep
-with turnkeep.open_sync(sys.argv[1], pool_size=2, timeout=20) as store:
+with turnkeep.open_sync(sys.argv[1], pool_size=2, timeout=60) as store:
     branch = store.conversation("c")
     for number in range(4):  # more than there are connections
         write_id = uuid.uuid4()

@@ -369,7 +369,7 @@ async def test_what_a_tool_raises_comes_out() -> None:
     with pytest.raises(LookupError, match="nothing there"):
         await run(fail, "{}")
     with pytest.raises(RuntimeError, match="StopIteration"):
-        await asyncio.wait_for(run(stop, "{}"), 10)
+        await asyncio.wait_for(run(stop, "{}"), 60)
 
 
 def test_only_a_transactional_tool_has_a_connection() -> None:
