@@ -3,8 +3,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 ENGINES := engines/.venv
 WORKERS := 4
+FUZZ := fuzz/.venv
+FUZZ_SECONDS ?= 300
+FUZZ_EXAMPLES ?= 2000
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench engines lock clean
+.PHONY: help demo test lint bench engines fuzz lock clean
 
 help:    ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/'
@@ -27,11 +30,16 @@ bench: $(VENV)/ready pgbouncer    ## ratios beside their budgets
 engines: $(VENV)/ready $(ENGINES)/ready    ## real model servers, killed in the middle of a stream
 	$(BIN)/pytest -q engines
 
+fuzz: $(VENV)/ready $(FUZZ)/ready    ## exact JSON text under made-up input, for FUZZ_SECONDS and FUZZ_EXAMPLES
+	$(FUZZ)/bin/python -m fuzz.jsontext -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -dict=fuzz/json.dict \
+	    -artifact_prefix=fuzz/found/ fuzz/seen tests/corpus
+	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/pytest -q -k fuzz tests/unit tests/store
+
 lock: $(VENV)/ready    ## write down what CI installs
 	$(BIN)/pip freeze --exclude-editable | grep -v "^pip==" > constraints.txt
 
 clean:    ## remove the virtual environment and caches
-	rm -rf $(VENV) $(ENGINES) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(ENGINES) $(FUZZ) fuzz/seen fuzz/found build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.11"; exit 1; }
@@ -42,6 +50,12 @@ $(VENV)/ready: pyproject.toml constraints.txt
 $(ENGINES)/ready: engines/llamacpp.txt
 	$(PYTHON) -m venv $(ENGINES)
 	$(ENGINES)/bin/pip install --quiet --disable-pip-version-check --no-deps -r engines/llamacpp.txt
+	@touch $@
+
+$(FUZZ)/ready: fuzz/requirements.txt pyproject.toml
+	$(PYTHON) -m venv $(FUZZ)
+	$(FUZZ)/bin/pip install --quiet --disable-pip-version-check -r fuzz/requirements.txt -e . hypothesis
+	@mkdir -p fuzz/seen fuzz/found
 	@touch $@
 
 .PHONY: pgbouncer

@@ -11,7 +11,7 @@ Limits: `MAX_DEPTH` nested arrays and objects, `MAX_MESSAGE_BYTES` of UTF-8.
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import InitVar, dataclass, is_dataclass
 from enum import Enum
 from hashlib import sha256
@@ -37,7 +37,7 @@ from turnkeep._jsonreader import (
 )
 from turnkeep.errors import UnreadableError, UnstorableError
 
-__all__ = ["MAX_DEPTH", "MAX_MESSAGE_BYTES", "RawJSON", "decode", "decode_names", "digest", "encode"]
+__all__ = ["MAX_DEPTH", "MAX_MESSAGE_BYTES", "RawJSON", "decode", "decode_names", "digest", "digest_list", "encode"]
 
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 
@@ -119,18 +119,17 @@ def digest(value: object, path: str = "value", *, max_bytes: int = MAX_MESSAGE_B
     two, 1e2 and 100.0 are one. A `RawJSON` has the digest of its value; where Python can't hold that, or
     keys are duplicate, it has one of its own. Raises `UnstorableError` for what `encode` refuses.
     """
-    text = value.text if type(value) is RawJSON else None
-    try:
-        if text is None and _is_plain(value, path, max_bytes):
-            plain = value
-        else:
-            text = encode(value, path, max_bytes=max_bytes) if text is None else text
-            plain = _from_text_unique(text)
-        return sha256(_to_sorted_text(plain).encode()).digest()
-    except (ValueError, TypeError, RuntimeError):
-        # A lone surrogate, duplicate keys, a number that Python can't hold, or too little stack.
-        text = encode(value, path, max_bytes=max_bytes) if text is None else text
-        return sha256(Reader(text, path, CANONICAL, UnstorableError).read().encode()).digest()
+    return sha256(_canonical(value, path, max_bytes)).digest()
+
+
+def digest_list(values: Sequence[object], path: str, *, max_bytes: int = MAX_MESSAGE_BYTES) -> bytes:
+    """The `digest` of a list whose elements keep the limits each by itself: messages are stored one by one."""
+    hashed = sha256(b"[")
+    for index, value in enumerate(values):
+        hashed.update(b"," if index else b"")
+        hashed.update(_canonical(value, f"{path}[{index}]", max_bytes))
+    hashed.update(b"]")
+    return hashed.digest()
 
 
 # -- the fast halves ------------------------------------------------------------------------------------
@@ -200,6 +199,23 @@ def _is_plain(value: object, path: str, max_bytes: int) -> bool:
         if room < 0:
             _refuse_size(path, max_bytes)
     return True
+
+
+def _canonical(value: object, path: str, max_bytes: int) -> bytes:
+    """One text for all that are the same value: keys sorted, no white space, each number in one spelling."""
+    text = value.text if type(value) is RawJSON else None
+    try:
+        if text is None and _is_plain(value, path, max_bytes):
+            plain = value
+        else:
+            text = encode(value, path, max_bytes=max_bytes) if text is None else text
+            plain = _from_text_unique(text)
+        return _to_sorted_text(plain).encode()
+    except (ValueError, TypeError, RuntimeError):
+        # A lone surrogate, duplicate keys, a number that Python can't hold, or too little stack.
+        text = encode(value, path, max_bytes=max_bytes) if text is None else text
+        canonical: str = Reader(text, path, CANONICAL, UnstorableError).read()
+        return canonical.encode()
 
 
 def _check_text(text: str, max_bytes: int) -> None:

@@ -138,3 +138,18 @@ async def test_integers_and_floats_keep_their_types(store: AsyncStore) -> None:
     (restored,) = (await store.restore("c")).messages
     assert repr(restored) == repr(message)
     assert [type(value) for value in restored["values"]] == [type(value) for value in message["values"]]
+
+
+async def test_a_key_takes_every_message_that_can_be_stored(store: AsyncStore) -> None:
+    deepest = RawJSON('{"a":' + "[" * 499 + "]" * 499 + "}")
+    branch = await store.conversation("c")
+    for _ in range(2):
+        await branch.begin_turn([deepest, USER], key="k")
+    await branch.save([USER], final=True)
+    assert not (await store.post("c", deepest, key="posted")).repeated
+    assert (await store.post("c", deepest, key="posted")).repeated
+    with pytest.raises(turnkeep.KeyReusedError):
+        await store.post("c", [deepest, USER], key="posted")
+    await branch.take_request()
+    assert branch.messages[0] == branch.messages[-1]
+    assert (await store.restore("c")).message_texts.count(deepest.text) == 2

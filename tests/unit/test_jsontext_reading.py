@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tests.unit.json_values import quick, strict, values
 from turnkeep import _jsonreader, jsontext
 from turnkeep.errors import UnreadableError, UnstorableError
-from turnkeep.jsontext import RawJSON, decode, digest, encode
+from turnkeep.jsontext import MAX_DEPTH, RawJSON, decode, digest, digest_list, encode
 
 
 class Masked(str):
@@ -268,3 +268,20 @@ def test_digests_of_the_same_value_are_the_same() -> None:
         [{"x": HTTPMethod.GET}, OrderedDict(x="GET"), {"x": RawJSON('"\\u0047ET"')}],
     ):
         assert len({digest(value) for value in group}) == 1, group
+
+
+@quick
+@given(st.lists(values, max_size=4))
+def test_digest_of_a_list_is_that_of_its_elements_however_it_is_made(listed: list[object]) -> None:
+    odd = RawJSON('{"a":1e400,"a":2}')
+    for elements in (listed, [*listed, odd], [odd, *listed]):
+        assert digest_list(elements, "messages") == digest(elements)
+
+
+def test_each_element_of_a_list_keeps_the_limits_by_itself() -> None:
+    deepest = RawJSON("[" * MAX_DEPTH + "]" * MAX_DEPTH)
+    assert len(digest_list([deepest, "x" * 20, "y" * 20], "messages", max_bytes=1000)) == 32
+    assert digest_list(["x" * 20, "y" * 20], "messages", max_bytes=22) == digest(["x" * 20, "y" * 20])
+    with pytest.raises(UnstorableError) as caught:
+        digest_list(["x", [deepest]], "messages")
+    assert caught.value.path.startswith("messages[1]")

@@ -61,7 +61,7 @@ class AsyncBranch(AsyncHead):
         if not messages:
             raise InvalidInputError("message: a turn begins with at least one message")
         content = _writes.content(messages, None, None, state)
-        digest = None if key is None else jsontext.digest(messages)
+        digest = None if key is None else jsontext.digest_list(messages, "message")
         self._database.check_usable()
         async with self._lock:
             try:

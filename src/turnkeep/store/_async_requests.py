@@ -38,14 +38,14 @@ def encoded(message: Body) -> tuple[str, bytes]:
     """The text of a request's body, and the digest that tells whether two are the same."""
     if isinstance(message, str):
         spoken: dict[str, Any] = {"role": "user", "content": message}
-        digest = jsontext.digest([spoken])
+        digest = jsontext.digest_list([spoken], "message")
         spoken["metadata"] = {"timestamp": datetime.now(UTC).isoformat(timespec="milliseconds")}
         return jsontext.encode(spoken, "message"), digest
     messages: list[Message] = [*message] if isinstance(message, list | tuple) else [cast("Message", message)]
     if not messages:
         raise InvalidInputError("message: a request holds at least one message")
     texts = _writes.content(messages, None, None, UNCHANGED).messages
-    return (texts[0] if len(texts) == 1 else f"[{','.join(texts)}]"), jsontext.digest(messages)
+    return (texts[0] if len(texts) == 1 else f"[{','.join(texts)}]"), jsontext.digest_list(messages, "message")
 
 
 async def post(

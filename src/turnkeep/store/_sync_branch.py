@@ -62,7 +62,7 @@ class Branch(Head):
         if not messages:
             raise InvalidInputError("message: a turn begins with at least one message")
         content = _writes.content(messages, None, None, state)
-        digest = None if key is None else jsontext.digest(messages)
+        digest = None if key is None else jsontext.digest_list(messages, "message")
         self._database.check_usable()
         with self._lock:
             try:
