@@ -39,7 +39,7 @@ async def check_refused(branch: AsyncBranch, dsn: str, value: object, path: str,
             ({"messages": [USER], "state": value}, "state"),
         ):
             with pytest.raises(turnkeep.UnstorableError) as caught:
-                await branch.save(**arguments)  # type: ignore[arg-type]
+                await branch.save(**arguments)
             assert caught.value.path.startswith(start + path), caught.value
             assert reason in caught.value.reason
         assert (observer.counts(), observer.heads()) == before
@@ -137,7 +137,7 @@ async def test_index_row_size_names_of_ours_state_their_limit_and_work_up_to_it(
         before = observer.counts()
         for refused, reason in refusals:
             with pytest.raises(turnkeep.InvalidInputError, match=reason):
-                await refused()  # type: ignore[no-untyped-call]
+                await refused()
         assert observer.counts() == before
 
 

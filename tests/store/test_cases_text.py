@@ -163,7 +163,7 @@ async def test_json_key_order_is_kept_at_every_level_whatever_it_is(store: Async
 
 
 async def test_reasoning_replay_items_stay_side_by_side_and_their_empty_summary_a_list(store: AsyncStore) -> None:
-    items = [
+    items: list[dict[str, Any]] = [
         {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAAAB"},
         {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "f", "arguments": "{}"},
     ]

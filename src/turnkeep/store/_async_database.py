@@ -9,11 +9,13 @@ from time import monotonic
 from typing import Any, Self, TypeVar
 
 import psycopg
+from psycopg import AsyncConnection
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout, TooManyRequests
 
 from turnkeep.errors import PoolExhaustedError, TurnkeepError, UnavailableError, UsageError
 from turnkeep.store import _async_waiting as waiting
 from turnkeep.store._failures import Remedy, parsed, remedy_for, translated
+from turnkeep.store._rows import TIMESTAMPTZ, UtcLoader
 from turnkeep.store._statements import statements
 
 Result = TypeVar("Result")
@@ -121,13 +123,20 @@ class AsyncDatabase:
         statement's own failure at once. A cancelled call has ended in the server when it returns, unless the
         network is gone too.
         """
-        statement = self._statements[name]
 
         async def run(connection: waiting.Connection) -> list[tuple[Any, ...]]:
-            cursor = await connection.execute(statement, parameters or {}, binary=True)
-            return await cursor.fetchall()
+            return await self.rows(connection, name, parameters or {})
 
         return await self.attempt(run)
+
+    async def rows(
+        self, connection: AsyncConnection[Any], name: str, parameters: Mapping[str, Any]
+    ) -> list[tuple[Any, ...]]:
+        """Run the statement of that name once, on this connection, and give its rows. Their times are in UTC."""
+        cursor = connection.cursor(binary=True)
+        cursor.adapters.register_loader(TIMESTAMPTZ, UtcLoader)
+        await cursor.execute(self._statements[name], parameters)
+        return await cursor.fetchall()
 
     @waiting.undisturbed
     async def attempt(

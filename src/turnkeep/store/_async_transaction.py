@@ -167,8 +167,7 @@ class AsyncTransaction:
         """Run the save's statement, and commit if it was done."""
         try:
             connection = self._tidied(self.connection)
-            cursor = await connection.execute(self._database.statement(name), parameters, binary=True)
-            rows = await cursor.fetchall()
+            rows = await self._database.rows(connection, name, parameters)
         except psycopg.Error as error:
             raise translated(error, self._database.schema) from error
         if rows[0][0] == "saved":

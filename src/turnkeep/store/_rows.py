@@ -6,10 +6,15 @@ import json
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
+from struct import Struct
+from typing import Any, Final
+
+from psycopg.abc import Buffer
+from psycopg.adapt import Loader
+from psycopg.pq import Format
 
 from turnkeep.errors import CorruptionError
 from turnkeep.jsontext import decode_names
@@ -17,6 +22,21 @@ from turnkeep.model import BranchSummary, Checkpoint, Conversation, Conversation
 
 # The parts of the statement, in its order.
 _HEAD, _STATE, _TOOL_CALLS, _TOOL_RESULTS, _OPEN_TURN, _MESSAGE = range(6)
+
+
+TIMESTAMPTZ: Final = 1184  # its oid
+_EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
+_MICROSECONDS: Final = Struct(">q")
+
+
+class UtcLoader(Loader):
+    """Times in UTC: those of a zone with summer time differ by the clock on the wall, which is not always the truth."""
+
+    format = Format.BINARY
+
+    def load(self, data: Buffer) -> datetime:
+        """Microseconds since 2000, as they come over the wire."""
+        return _EPOCH + timedelta(microseconds=_MICROSECONDS.unpack(data)[0])
 
 
 class _Parts:
@@ -115,7 +135,7 @@ def branches(rows: Iterable[Sequence[Any]]) -> list[BranchSummary]:
 
 
 def _time(text: str | None) -> datetime | None:
-    return None if text is None else datetime.fromisoformat(text)
+    return None if text is None else datetime.fromisoformat(text).astimezone(UTC)
 
 
 def _pending(

@@ -10,11 +10,13 @@ from time import monotonic
 from typing import Any, Self, TypeVar
 
 import psycopg
+from psycopg import Connection
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout, TooManyRequests
 
 from turnkeep.errors import PoolExhaustedError, TurnkeepError, UnavailableError, UsageError
 from turnkeep.store import _sync_waiting as waiting
 from turnkeep.store._failures import Remedy, parsed, remedy_for, translated
+from turnkeep.store._rows import TIMESTAMPTZ, UtcLoader
 from turnkeep.store._statements import statements
 
 Result = TypeVar("Result")
@@ -122,13 +124,18 @@ class Database:
         statement's own failure at once. A call ended by Ctrl-C has ended in the server when it returns, unless the
         network is gone too.
         """
-        statement = self._statements[name]
 
         def run(connection: waiting.Connection) -> list[tuple[Any, ...]]:
-            cursor = connection.execute(statement, parameters or {}, binary=True)
-            return cursor.fetchall()
+            return self.rows(connection, name, parameters or {})
 
         return self.attempt(run)
+
+    def rows(self, connection: Connection[Any], name: str, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        """Run the statement of that name once, on this connection, and give its rows. Their times are in UTC."""
+        cursor = connection.cursor(binary=True)
+        cursor.adapters.register_loader(TIMESTAMPTZ, UtcLoader)
+        cursor.execute(self._statements[name], parameters)
+        return cursor.fetchall()
 
     @waiting.undisturbed
     def attempt(

@@ -168,8 +168,7 @@ class Transaction:
         """Run the save's statement, and commit if it was done."""
         try:
             connection = self._tidied(self.connection)
-            cursor = connection.execute(self._database.statement(name), parameters, binary=True)
-            rows = cursor.fetchall()
+            rows = self._database.rows(connection, name, parameters)
         except psycopg.Error as error:
             raise translated(error, self._database.schema) from error
         if rows[0][0] == "saved":
