@@ -128,7 +128,7 @@ def _reader(text: str, build: _jsonreader.Build) -> Any:
 def _check_error(error: UnstorableError | UnreadableError, path: str) -> None:
     assert error.path.startswith(path)
     assert len(str(error)) < 1000
-    str(error).encode()
+    assert str(error).isprintable()
 
 
 def _finite(token: str) -> float:

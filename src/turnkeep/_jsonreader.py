@@ -20,6 +20,7 @@ TOO_DEEP: Final = f"is nested deeper than {MAX_DEPTH} levels"
 SPACE: Final = " \t\n\r"
 
 _to_text: Final = JSONEncoder(ensure_ascii=False).encode
+_to_ascii: Final = JSONEncoder().encode
 _decoder: Final = JSONDecoder()
 _TOKEN: Final = regex(r'[ \t\n\r]*([][{},:"]|true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)')
 _CONSTANTS: Final = {"true": True, "false": False, "null": None}
@@ -39,10 +40,22 @@ def quote(text: str) -> str:
 
 def locate(path: str, keys: Sequence[object]) -> str:
     """`path` and subscripts: `messages[0]["content"]`. Never long, always printable."""
-    steps = [f"[{quote(shorten(key, 40))}]" if isinstance(key, str) else f"[{key}]" for key in keys]
-    if len(steps) > 12:
-        steps = [*steps[:6], f"…{len(steps) - 9} more…", *steps[-3:]]
-    return path + "".join(steps)
+    if len(keys) > 12:
+        first, last = locate(path, keys[:6]), locate("", keys[-3:])
+        return f"{first}…{len(keys) - 9} more…{last}"
+    return path + "".join([f"[{printable(key)}]" if isinstance(key, str) else f"[{key}]" for key in keys])
+
+
+def printable(text: str) -> str:
+    """A str as JSON writes it, for people to read: short, and nothing in it can control a terminal."""
+    for length in (40, 8):
+        part = shorten(text, length)
+        quoted = quote(part)
+        if not quoted.isprintable():
+            quoted = _to_ascii(part).replace("\x7f", r"\u007f")
+        if len(quoted) <= 64:
+            break
+    return quoted
 
 
 def shorten(text: str, length: int) -> str:

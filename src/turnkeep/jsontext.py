@@ -32,6 +32,7 @@ from turnkeep._jsonreader import (
     Reader,
     finite,
     locate,
+    printable,
     quote,
     shorten,
 )
@@ -301,7 +302,7 @@ def _members(container: Any, refuse: Callable[..., NoReturn]) -> Iterator[tuple[
             refuse(f"has a key of type {type(key).__name__}: keys must be str", 1)
         quoted = _scalar(key, refuse, 1)
         if quoted in seen:
-            refuse(f"has two keys that are the same in JSON: {shorten(quoted, 40)}", 1)
+            refuse(f"has two keys that are the same in JSON: {printable(key)}", 1)
         seen.add(quoted)
         yield f"{lead}{quoted}:", key, child
         lead = ","
