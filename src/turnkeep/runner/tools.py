@@ -33,6 +33,7 @@ _NAMED_SCHEMAS: Final = frozenset({"properties", "patternProperties", "$defs", "
 _VALUES: Final = frozenset({"default", "const", "enum", "examples"})
 _SCALARS: Final = frozenset({str, bool, int, float, type(None)})
 _MAX_ERRORS: Final = 5
+_ROOM_IN_MESSAGE: Final = 65_536  # bytes, for all that a message holds beside its content
 _MAX_MESSAGE_CHARACTERS: Final = 1000
 
 
@@ -194,7 +195,7 @@ def result_content(value: Any) -> Any:
     """What a tool returned, as a JSON value, just as it will be read back from the database.
 
     Pydantic models, dataclasses, dates, UUIDs and the like become what pydantic writes for them. Raises
-    `UnstorableError`, and nothing else, for what has no JSON text that can be stored.
+    `UnstorableError`, and nothing else, for what has no JSON text that can be stored in a message of its own.
     """
     text, value = _json_text(value)
     if type(value) in _SCALARS:
@@ -205,10 +206,14 @@ def result_content(value: Any) -> Any:
         raise UnstorableError(error.path, error.reason) from None
 
 
+def _encoded(value: Any) -> str:
+    return jsontext.encode(value, "result", max_bytes=jsontext.MAX_MESSAGE_BYTES - _ROOM_IN_MESSAGE)
+
+
 def _json_text(value: Any) -> tuple[str, Any]:
     """The text of a value, and the value it is the text of."""
     try:
-        return jsontext.encode(value, "result"), value
+        return _encoded(value), value
     except UnstorableError as error:
         plainly = error
     except Exception as error:  # noqa: BLE001 - any object may come out of a tool
@@ -217,7 +222,7 @@ def _json_text(value: Any) -> tuple[str, Any]:
         from pydantic_core import to_jsonable_python
 
         value = to_jsonable_python(value)
-        return jsontext.encode(value, "result"), value
+        return _encoded(value), value
     except UnstorableError:
         raise
     except Exception as error:  # noqa: BLE001 - serializers are anybody's code
