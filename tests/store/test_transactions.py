@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 import turnkeep
 from tests.observing import Observer
 from tests.store.conftest import OpenStore
+from tests.wire import Wire
 from turnkeep import AsyncBranch, AsyncStore, AsyncTransaction
 
 TOOL = {"role": "tool", "content": "refunded"}
@@ -170,51 +170,6 @@ async def test_no_transaction_stays_open(store: AsyncStore, dsn: str, ledger: ps
         for _ in range(30):  # more than the pool has
             async with branch.transaction():
                 pass
-
-
-class Wire:
-    """A wire to the server that can be cut right after a COMMIT has gone over it, before its answer comes back."""
-
-    def __init__(self, dsn: str) -> None:
-        self.cut_next = False
-        self.cuts = 0
-        self._dsn = dsn
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def __aenter__(self) -> str:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        port = self._server.sockets[0].getsockname()[1]
-        return make_conninfo(self._dsn, host="127.0.0.1", port=port, sslmode="disable", gssencmode="disable")
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _serve(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
-        given = conninfo_to_dict(self._dsn)
-        path = f"{given['host']}/.s.PGSQL.{given.get('port', 5432)}"
-        server, to_server = await asyncio.open_unix_connection(path)
-        tasks = [
-            asyncio.create_task(self._pass_on(client, to_server, to_client)),
-            asyncio.create_task(self._pass_on(server, to_client, None)),
-        ]
-        self._tasks.update(tasks)
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for writer in (to_client, to_server):
-            writer.transport.abort() if writer is to_client else writer.close()
-
-    async def _pass_on(
-        self, source: asyncio.StreamReader, to: asyncio.StreamWriter, cut: asyncio.StreamWriter | None
-    ) -> None:
-        while data := await source.read(65536):
-            to.write(data)
-            await to.drain()
-            if cut is not None and self.cut_next and b"COMMIT" in data:
-                self.cut_next = False
-                self.cuts += 1
-                return
 
 
 async def test_a_commit_whose_answer_is_lost_is_found_to_stand(
