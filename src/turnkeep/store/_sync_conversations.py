@@ -21,6 +21,8 @@ from turnkeep.store._sync_head import Wanted, read_checkpoints
 from turnkeep.store._sync_opened import BranchId, Id, Opened, no_conversation
 from turnkeep.store._writes import UNCHANGED
 
+_WINDOW = 1000
+
 
 class Conversations(Opened):
     """The part of a store that knows whole conversations."""
@@ -178,20 +180,22 @@ class Conversations(Opened):
         """
         if before is not None and not isinstance(before, ConversationSummary):
             raise InvalidInputError(f"before: expected a ConversationSummary, got {type(before).__name__}")
-        rows = self._database.fetch(
-            "list",
-            {
-                "agent": agent_id,
-                "tenant": self._tenant,
-                "parent": None if parent is None else self._uuid(parent),
-                "tags": None if tags is None else _details.check_tags(tags),
-                "metadata": None if metadata is None else _details.metadata_text(metadata),
-                "statuses": _details.check_statuses(status),
-                "limit": _arguments.page(limit),
-                "before_time": before and before.turn_started_at,
-                "before_conversation": before and before.conversation_id,
-            },
-        )
+        filters = {
+            "agent": agent_id,
+            "tenant": self._tenant,
+            "parent": None if parent is None else self._uuid(parent),
+            "tags": None if tags is None else _details.check_tags(tags),
+            "metadata": None if metadata is None else _details.metadata_text(metadata),
+            "statuses": _details.check_statuses(status),
+            "limit": _arguments.page(limit),
+            "before_time": before and before.turn_started_at,
+            "before_conversation": before and before.conversation_id,
+        }
+        # What many have is soon found among the newest; what few have would take all of them that way.
+        rare = any(filters[name] is not None for name in ("agent", "tenant", "parent", "tags", "metadata"))
+        rows = self._database.fetch("list", {**filters, "window": _WINDOW if rare else None})
+        if rare and len(rows) < limit:
+            rows = self._database.fetch("list_matching", filters)
         return _rows.summaries(rows)
 
     def find(self, reference: str) -> uuid.UUID:

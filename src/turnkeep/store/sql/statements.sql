@@ -239,17 +239,41 @@ ORDER BY b.conversation_id, b.branch
 LIMIT %(limit)s
 
 -- name: list
--- Conversations by their current branch's newest turn.
+-- Conversations by their current branch's newest turn, among as many of the newest branches as `window` says.
 SELECT v.conversation_id, v.external_id, v.agent_id, v.created_at, b.branch, b.name, b.status, b.turn_index, b.sub_step,
     b.turn_started_at, b.updated_at, b.lease_owner, b.lease_until, v.tenant, v.title, v.tags, v.ended_at
-FROM {schema}.branch AS b
+FROM (
+    SELECT n.* FROM {schema}.branch AS n
+    WHERE (%(statuses)s::pg_catalog.text[] IS NULL OR n.status = ANY (%(statuses)s::pg_catalog.text[]))
+        AND (%(before_time)s::pg_catalog.timestamptz IS NULL
+            OR (n.turn_started_at, n.conversation_id) < (%(before_time)s, %(before_conversation)s::pg_catalog.uuid))
+    ORDER BY n.turn_started_at DESC, n.conversation_id DESC
+    LIMIT %(window)s
+) AS b
 JOIN {schema}.conversation AS v ON v.conversation_id = b.conversation_id AND v.current_branch = b.branch
 WHERE (%(agent)s::pg_catalog.text IS NULL OR v.agent_id = %(agent)s)
     AND (%(tenant)s::pg_catalog.text IS NULL OR v.tenant = %(tenant)s)
     AND (%(parent)s::pg_catalog.uuid IS NULL OR v.parent_conversation_id = %(parent)s)
     AND (%(tags)s::pg_catalog.text[] IS NULL OR v.tags @> %(tags)s::pg_catalog.text[])
     AND (%(metadata)s::pg_catalog.text IS NULL OR v.metadata @> %(metadata)s::pg_catalog.text::pg_catalog.jsonb)
-    AND (%(statuses)s::pg_catalog.text[] IS NULL OR b.status = ANY (%(statuses)s::pg_catalog.text[]))
+ORDER BY b.turn_started_at DESC, b.conversation_id DESC
+LIMIT %(limit)s
+
+-- name: list_matching
+-- The same for what few conversations have: those that match are found first, and then put in order.
+WITH v AS MATERIALIZED (
+    SELECT m.* FROM {schema}.conversation AS m
+    WHERE (%(agent)s::pg_catalog.text IS NULL OR m.agent_id = %(agent)s)
+        AND (%(tenant)s::pg_catalog.text IS NULL OR m.tenant = %(tenant)s)
+        AND (%(parent)s::pg_catalog.uuid IS NULL OR m.parent_conversation_id = %(parent)s)
+        AND (%(tags)s::pg_catalog.text[] IS NULL OR m.tags @> %(tags)s::pg_catalog.text[])
+        AND (%(metadata)s::pg_catalog.text IS NULL OR m.metadata @> %(metadata)s::pg_catalog.text::pg_catalog.jsonb)
+)
+SELECT v.conversation_id, v.external_id, v.agent_id, v.created_at, b.branch, b.name, b.status, b.turn_index, b.sub_step,
+    b.turn_started_at, b.updated_at, b.lease_owner, b.lease_until, v.tenant, v.title, v.tags, v.ended_at
+FROM v
+JOIN {schema}.branch AS b ON b.conversation_id = v.conversation_id AND b.branch = v.current_branch
+WHERE (%(statuses)s::pg_catalog.text[] IS NULL OR b.status = ANY (%(statuses)s::pg_catalog.text[]))
     AND (%(before_time)s::pg_catalog.timestamptz IS NULL
         OR (b.turn_started_at, b.conversation_id) < (%(before_time)s, %(before_conversation)s::pg_catalog.uuid))
 ORDER BY b.turn_started_at DESC, b.conversation_id DESC
