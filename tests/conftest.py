@@ -17,10 +17,15 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 import turnkeep
+from tests.clusters import Cluster, room
 from turnkeep import embedded
 from turnkeep.embedded import EmbeddedPostgres
 
 TEMPLATE = "turnkeep_template"
+# A directory that has another version's programs in its `bin`, to run the tests on instead of the embedded Postgres.
+HOME = os.environ.get("TURNKEEP_TEST_POSTGRES")
+
+Server = EmbeddedPostgres | Cluster
 
 
 @pytest.hookimpl(wrapper=True)
@@ -34,8 +39,16 @@ def pytest_runtest_makereport() -> Any:
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[EmbeddedPostgres]:
+def server() -> Iterator[Server]:
     """The run's own Postgres. Tests that kill a server start another."""
+    if HOME is not None:
+        with room() as place:
+            cluster = Cluster(place / "cluster", Path(HOME))
+            cluster.initialise(fsync="off")  # what it keeps is not the question here
+            cluster.start()
+            yield cluster
+            cluster.stop()
+        return
     directory = Path(tempfile.mkdtemp(prefix="turnkeep-tests-"))
     directory.chmod(0o755)
     with EmbeddedPostgres.start(directory / "postgres") as running:
@@ -45,7 +58,7 @@ def server() -> Iterator[EmbeddedPostgres]:
 
 
 @pytest.fixture(scope="session")
-def template(server: EmbeddedPostgres) -> str:
+def template(server: Server) -> str:
     """The name of a migrated, empty database, to be copied."""
     with psycopg.connect(server.conninfo, autocommit=True) as connection:
         connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(TEMPLATE)))
@@ -54,13 +67,13 @@ def template(server: EmbeddedPostgres) -> str:
 
 
 @pytest.fixture
-def empty_dsn(server: EmbeddedPostgres) -> Iterator[str]:
+def empty_dsn(server: Server) -> Iterator[str]:
     """The conninfo of a new database with nothing in it."""
     yield from _database(server, "template0")
 
 
 @pytest.fixture
-def dsn(server: EmbeddedPostgres, template: str) -> Iterator[str]:
+def dsn(server: Server, template: str) -> Iterator[str]:
     """The conninfo of a new migrated database."""
     yield from _database(server, template)
 
@@ -88,7 +101,7 @@ def advance(dsn: str) -> Callable[[timedelta], None]:
     return put_forward
 
 
-def _database(server: EmbeddedPostgres, template: str) -> Iterator[str]:
+def _database(server: Server, template: str) -> Iterator[str]:
     name = f"test_{uuid.uuid4().hex}"
     with psycopg.connect(server.conninfo, autocommit=True) as connection:
         connection.execute(

@@ -58,6 +58,22 @@ def test_init_makes_the_schema_and_says_so_once(empty_dsn: str) -> None:
     assert json.loads(run("doctor", "--json", dsn=empty_dsn).out)["level"] in ("ok", "warn")
 
 
+def test_what_migrate_would_do_is_told_without_doing_it(empty_dsn: str) -> None:
+    would = run("migrate", "--dry-run", dsn=empty_dsn)
+    assert (would.code, would.out.splitlines()[-1]) == (0, "would put functions and views in place")
+    listed = json.loads(run("migrate", "--dry-run", "--json", dsn=empty_dsn).out)["would"]
+    assert [f"would {one}" for one in listed] == would.out.splitlines()
+    printed = run("migrate", "--sql", dsn=empty_dsn)
+    assert printed.code == 0
+    assert "\nCOMMIT;" in printed.out
+    assert json.loads(run("migrate", "--sql", "--json", dsn=empty_dsn).out)["sql"] == printed.out
+    assert run("migrate", "--sql", "--dry-run", dsn=empty_dsn).code == 2
+    assert run("migrate", "--status", dsn=empty_dsn).code == 6
+    assert run("init", dsn=empty_dsn).code == 0
+    assert json.loads(run("migrate", "--dry-run", "--json", dsn=empty_dsn).out)["would"] == []
+    assert run("migrate", "--sql", dsn=empty_dsn).out.startswith("--")
+
+
 def test_another_schema_is_another_world(dsn: str) -> None:
     assert run("migrate", "--status", "--schema", "other", dsn=dsn).code == 6
     assert run("init", "--schema", "other", dsn=dsn).code == 0

@@ -12,8 +12,8 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 import turnkeep
+from tests.conftest import Server
 from turnkeep._version import REVISION
-from turnkeep.embedded import EmbeddedPostgres
 from turnkeep.store import status
 
 USER = {"role": "user", "content": "hello"}
@@ -44,7 +44,7 @@ async def talk(dsn: str, schema: str = "turnkeep") -> None:
 
 
 @pytest.fixture
-def owner(empty_dsn: str, server: EmbeddedPostgres) -> Iterator[str]:
+def owner(empty_dsn: str, server: Server) -> Iterator[str]:
     """The conninfo of a role that owns its database and is no superuser."""
     role = f"owner_{uuid.uuid4().hex[:8]}"
     with psycopg.connect(empty_dsn, autocommit=True) as connection:
@@ -95,6 +95,7 @@ async def test_schemas_stand_side_by_side_and_apart(empty_dsn: str) -> None:
     assert run(empty_dsn, "SELECT count(*) FROM one.checkpoint") == [(2,)]
 
 
+@pytest.mark.pgvector
 async def test_without_a_superusers_rights_everything_but_vectors_works(owner: str, empty_dsn: str) -> None:
     result = turnkeep.migrate(owner)
     assert result.current
@@ -111,6 +112,7 @@ async def test_without_a_superusers_rights_everything_but_vectors_works(owner: s
     await talk(owner)
 
 
+@pytest.mark.pgvector
 async def test_embeddings_stored_before_pgvector_came_are_kept(owner: str, empty_dsn: str) -> None:
     turnkeep.migrate(owner)
     await talk(owner)
@@ -121,6 +123,7 @@ async def test_embeddings_stored_before_pgvector_came_are_kept(owner: str, empty
     assert rows == [([0.5] * 768,)]
 
 
+@pytest.mark.pgvector
 async def test_pgvector_may_live_in_any_schema(empty_dsn: str) -> None:
     run(empty_dsn, 'CREATE SCHEMA "ext-1"', 'CREATE EXTENSION vector SCHEMA "ext-1"')
     turnkeep.migrate(empty_dsn)
@@ -142,7 +145,7 @@ async def test_a_prepared_schema_is_enough_for_a_role_that_may_create_none(owner
     await talk(owner)
 
 
-def test_a_database_in_another_encoding_is_refused_and_left_as_it_was(server: EmbeddedPostgres) -> None:
+def test_a_database_in_another_encoding_is_refused_and_left_as_it_was(server: Server) -> None:
     name = f"latin_{uuid.uuid4().hex}"
     run(
         server.conninfo,

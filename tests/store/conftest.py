@@ -10,9 +10,8 @@ import psycopg
 import pytest
 
 import turnkeep
-from tests.conftest import _database
+from tests.conftest import Server, _database
 from tests.store.in_threads import open_in_threads
-from turnkeep.embedded import EmbeddedPostgres
 
 OpenStore = Callable[..., AbstractAsyncContextManager[turnkeep.AsyncStore]]
 
@@ -84,7 +83,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def shared(server: EmbeddedPostgres, template: str) -> Iterator[str]:
+def shared(server: Server, template: str) -> Iterator[str]:
     """One database for all tests over the store for threads: what a database does, the others have tested."""
     yield from _database(server, template)
 

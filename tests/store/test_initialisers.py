@@ -58,6 +58,7 @@ async def test_eight_initialisers_at_once_make_one_schema(empty_dsn: str, observ
     await check_usable(empty_dsn)
 
 
+@pytest.mark.pgvector
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 async def test_eight_initialisers_that_all_create_the_extension_do_not_fail(
     empty_dsn: str, observer: Observer, end: str
@@ -103,6 +104,7 @@ async def test_an_initialiser_whose_backend_ends_halfway_leaves_nothing(empty_ds
     await check_usable(empty_dsn)
 
 
+@pytest.mark.pgvector
 async def test_without_the_right_to_pgvector_the_schema_is_whole_and_it_can_come_later(
     empty_dsn: str, observer: Observer
 ) -> None:
@@ -133,6 +135,7 @@ async def test_without_the_right_to_pgvector_the_schema_is_whole_and_it_can_come
             administrator.execute(sql.SQL("DROP ROLE {}").format(plain))
 
 
+@pytest.mark.pgvector
 async def test_writers_do_not_notice_that_pgvector_comes_and_the_schema_changes(empty_dsn: str) -> None:
     turnkeep.migrate(empty_dsn)
     with psycopg.connect(empty_dsn, autocommit=True) as administrator:

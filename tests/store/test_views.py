@@ -36,6 +36,7 @@ def connect(dsn: str) -> psycopg.Connection[Any]:
     return psycopg.connect(dsn, autocommit=True, options="-c search_path=turnkeep,public")
 
 
+@pytest.mark.pgvector
 @pytest.mark.parametrize("view", ["agent_checkpoints", "all_checkpoints"])
 async def test_the_columns_are_those_that_are_published(store: AsyncStore, dsn: str, view: str) -> None:
     with connect(dsn) as connection:

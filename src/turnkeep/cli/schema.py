@@ -11,7 +11,7 @@ from turnkeep.cli.database import conninfo
 from turnkeep.cli.failures import Exit
 from turnkeep.cli.options import Options, command
 from turnkeep.cli.output import Column
-from turnkeep.errors import SchemaError
+from turnkeep.errors import InvalidInputError, SchemaError
 
 if TYPE_CHECKING:
     from turnkeep.store import SchemaStatus
@@ -30,23 +30,60 @@ def init(options: Options) -> None:
 def migrate(
     options: Options,
     status: Annotated[bool, typer.Option("--status", help="Change nothing; say what there is to do.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing; list what would be done.")] = False,
+    sql: Annotated[bool, typer.Option("--sql", help="Change nothing; print the SQL, for an administrator.")] = False,
 ) -> Exit | None:
     """Bring an existing schema up to date."""
+    if status + dry_run + sql > 1:
+        raise InvalidInputError("--status, --dry-run and --sql: only one of them at a time")
     with conninfo(options) as database:
         if status:
             return _print_status(options, _status(options, database))
+        if dry_run or sql:
+            (_print_plan if dry_run else _print_script)(options, database)
+            return None
         if not _status(options, database).exists:
             raise SchemaError(f"there is no schema {options.schema!r} to bring up to date: `turnkeep init` makes it")
         _change(options, database)
     return None
 
 
+def _print_plan(options: Options, database: str) -> None:
+    from turnkeep.store import plan
+
+    _check_reachable(options, database)
+    steps = [step.what for step in plan(database, options.schema, timeout=options.timeout)]
+    if options.json:
+        options.output.record({"schema": options.schema, "would": steps})
+        return
+    for step in steps:
+        options.output.line(f"would {step}")
+    if not steps:
+        options.output.line(f"Schema {options.schema!r}: already up to date.")
+
+
+def _print_script(options: Options, database: str) -> None:
+    from turnkeep.store import script
+
+    _check_reachable(options, database)
+    text = script(database, options.schema, timeout=options.timeout)
+    if options.json:
+        options.output.record({"schema": options.schema, "sql": text})
+    else:
+        options.output.text(text.rstrip("\n"))
+
+
 def _status(options: Options, database: str) -> SchemaStatus:
     from turnkeep.store import status
+
+    _check_reachable(options, database)
+    return status(database, options.schema, timeout=options.timeout)
+
+
+def _check_reachable(options: Options, database: str) -> None:
     from turnkeep.store._doctor import check_reachable
 
     asyncio.run(check_reachable(database, options.schema, min(options.timeout, _CONNECTING)))
-    return status(database, options.schema, timeout=options.timeout)
 
 
 def _change(options: Options, database: str) -> None:

@@ -9,7 +9,7 @@ from turnkeep.store._async_transaction import AsyncTransaction
 from turnkeep.store._writes import UNCHANGED, Message
 
 if TYPE_CHECKING:
-    from turnkeep.store._migrate import Migration, SchemaStatus, migrate, status
+    from turnkeep.store._migrate import Migration, SchemaStatus, Step, migrate, plan, script, status
     from turnkeep.store._sync_branch import Branch
     from turnkeep.store._sync_store import Store, open_sync
     from turnkeep.store._sync_transaction import Transaction
@@ -23,11 +23,14 @@ __all__ = [
     "Message",
     "Migration",
     "SchemaStatus",
+    "Step",
     "Store",
     "Transaction",
     "migrate",
     "open",
     "open_sync",
+    "plan",
+    "script",
     "status",
 ]
 
@@ -35,10 +38,13 @@ _LATER = {
     "Branch": "_sync_branch",
     "Migration": "_migrate",
     "SchemaStatus": "_migrate",
+    "Step": "_migrate",
     "Store": "_sync_store",
     "Transaction": "_sync_transaction",
     "migrate": "_migrate",
     "open_sync": "_sync_store",
+    "plan": "_migrate",
+    "script": "_migrate",
     "status": "_migrate",
 }
 

@@ -6,9 +6,9 @@ import hashlib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 from psycopg import sql
@@ -17,13 +17,16 @@ from turnkeep._version import VERSION
 from turnkeep.errors import ConfigurationError
 from turnkeep.settings import DEFAULT_SCHEMA, check_schema_name
 from turnkeep.store._failures import parsed, translated
-from turnkeep.store._statements import in_parameterised, read, render
+from turnkeep.store._statements import read, render
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 _Applied = dict[int, tuple[str, str | None]]
 
 EMBEDDING_DIMENSIONS = 768
 _WITHOUT_VECTOR = "real[]"
+_CREATE_VECTOR = b"CREATE EXTENSION IF NOT EXISTS vector SCHEMA public"
+_LOCK_CALL: LiteralString = "pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended({}, 0))"
+_LOCK = sql.SQL("SELECT " + _LOCK_CALL)
 _REPEATABLE = ("schema/functions.sql", "schema/conversations.sql", "schema/views.sql")
 _FILE = re.compile(r"^(\d{4})_(\w+)\.sql$")
 
@@ -55,6 +58,14 @@ class SchemaStatus:
         return self.exists and self.repeatable_current and all(m.applied for m in self.migrations)
 
 
+@dataclass(frozen=True)
+class Step:
+    """One thing that `migrate` does: what, in words, and its SQL."""
+
+    what: str
+    statement: bytes
+
+
 def migrate(conninfo: str, schema: str = DEFAULT_SCHEMA, *, timeout: float = 60.0) -> SchemaStatus:
     """Make the schema, or bring it up to date, in one transaction: all of it or nothing.
 
@@ -69,13 +80,40 @@ def migrate(conninfo: str, schema: str = DEFAULT_SCHEMA, *, timeout: float = 60.
     with _transaction(conninfo, schema, timeout) as connection:
         found = _status(connection, schema)
         if found.current:
-            return found
-        connection.execute(
-            "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended(%s, 0))", (f"turnkeep {schema}",)
-        )
+            return replace(found, vector_hint=_vector_hint(connection))
+        connection.execute(_LOCK.format(_lock_name(schema)))
         hint = _create_vector(connection)
-        _apply(connection, schema)
+        for step in _steps(connection, schema, _vector_type(connection)):
+            connection.execute(step.statement)
         return _status(connection, schema, hint)
+
+
+def plan(conninfo: str, schema: str = DEFAULT_SCHEMA, *, timeout: float = 60.0) -> tuple[Step, ...]:
+    """Give what `migrate` would do, in its order, without changing anything."""
+    check_schema_name(schema)
+    with _transaction(conninfo, schema, timeout) as connection:
+        return _plan(connection, schema)
+
+
+def script(conninfo: str, schema: str = DEFAULT_SCHEMA, *, timeout: float = 60.0) -> str:
+    """Give the SQL of `migrate` for this schema as it stands, as one transaction for an administrator's psql.
+
+    It refuses to run where the schema has changed since, and waits for others as `migrate` does.
+    """
+    check_schema_name(schema)
+    with _transaction(conninfo, schema, timeout) as connection:
+        steps = _plan(connection, schema)
+        if not steps:
+            return f"-- Turnkeep {VERSION}: there is nothing left to do.\n"
+        settings = (
+            "SET LOCAL client_min_messages = warning;\nSET LOCAL search_path = pg_catalog, pg_temp;\n"
+            f"SET LOCAL lock_timeout = '{timeout:g}s';"
+        )
+        guard = _guard(schema, _applied(connection, schema)).as_string(None)
+        parts = [f"-- Turnkeep {VERSION}: all of it or nothing.\nBEGIN ISOLATION LEVEL READ COMMITTED;\n{settings}"]
+        parts += [f"-- Wait for others, and refuse a schema that has changed.\n{guard};"]
+        parts += [f"-- To {step.what}.\n{step.statement.decode()}" for step in steps]
+        return "\n\n".join([*parts, "COMMIT;\n"])
 
 
 def status(conninfo: str, schema: str = DEFAULT_SCHEMA, *, timeout: float = 60.0) -> SchemaStatus:
@@ -115,19 +153,34 @@ def _repeatable_digest(vector: sql.Composable) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _create_vector(connection: Connection) -> str | None:
-    """Create pgvector where that is possible. Gives a sentence for an administrator where it is not."""
+def _vector_hint(connection: Connection) -> str | None:
+    """What to ask an administrator for, where pgvector can't be used as things are."""
     available = connection.execute(
         "SELECT installed_version FROM pg_catalog.pg_available_extensions WHERE name = 'vector'"
     ).fetchone()
     if available is None:
         return "pgvector is not on the server: have its package installed, then CREATE EXTENSION vector"
-    if available[0] is not None:
-        usable = _vector_type(connection).as_string(None) != _WITHOUT_VECTOR
-        return None if usable else "grant this role USAGE on the schema that pgvector lives in"
+    if available[0] is None:
+        return f"have an administrator run CREATE EXTENSION vector in database {connection.info.dbname}"
+    usable = _vector_type(connection).as_string(None) != _WITHOUT_VECTOR
+    return None if usable else "grant this role USAGE on the schema that pgvector lives in"
+
+
+def _vector_lacks_creation(connection: Connection) -> bool:
+    row = connection.execute(
+        "SELECT installed_version IS NULL FROM pg_catalog.pg_available_extensions WHERE name = 'vector'"
+    ).fetchone()
+    return row == (True,)
+
+
+def _create_vector(connection: Connection) -> str | None:
+    """Create pgvector where that is possible. Gives a sentence for an administrator where it is not."""
+    hint = _vector_hint(connection)
+    if not _vector_lacks_creation(connection):
+        return hint
     try:
         with connection.transaction():
-            connection.execute("CREATE EXTENSION IF NOT EXISTS vector SCHEMA public")
+            connection.execute(_CREATE_VECTOR)
     except (psycopg.errors.UniqueViolation, psycopg.errors.DuplicateObject):
         return None  # another process was faster
     except (
@@ -135,9 +188,7 @@ def _create_vector(connection: Connection) -> str | None:
         psycopg.errors.UndefinedFile,
         psycopg.errors.InvalidSchemaName,
     ) as error:
-        database = connection.info.dbname
-        why = error.diag.message_primary
-        return f"have an administrator run CREATE EXTENSION vector in database {database} ({why})"
+        return f"{hint} ({error.diag.message_primary})"
     return None
 
 
@@ -149,36 +200,50 @@ def _vector_type(connection: Connection) -> sql.Composable:
     ).fetchone()
     if row is None:
         return sql.SQL(_WITHOUT_VECTOR)
-    return sql.SQL("{}.vector({})").format(sql.Identifier(row[0]), sql.Literal(EMBEDDING_DIMENSIONS))
+    return _vector_in(row[0])
 
 
-def _apply(connection: Connection, schema: str) -> None:
+def _vector_in(schema: str) -> sql.Composable:
+    return sql.SQL("{}.vector({})").format(sql.Identifier(schema), sql.Literal(EMBEDDING_DIMENSIONS))
+
+
+def _plan(connection: Connection, schema: str) -> tuple[Step, ...]:
+    if _status(connection, schema).current:
+        return ()
+    if _vector_lacks_creation(connection):
+        create = Step("create the extension pgvector", _CREATE_VECTOR + b";")
+        return (create, *_steps(connection, schema, _vector_in("public")))
+    return tuple(_steps(connection, schema, _vector_type(connection)))
+
+
+def _steps(connection: Connection, schema: str, vector: sql.Composable) -> Iterator[Step]:
+    """What the schema lacks, as it stood before the first of these."""
     encoding = connection.info.parameter_status("server_encoding")
     if encoding != "UTF8":
         raise ConfigurationError(f"the database's encoding is {encoding}: conversations need one created with UTF8")
-    if not _schema_exists(connection, schema):
-        connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
-    connection.execute(
-        sql.SQL(
-            "CREATE TABLE IF NOT EXISTS {}.migration "
-            "(number int PRIMARY KEY, name text NOT NULL, digest text, applied_at timestamptz NOT NULL)"
-        ).format(sql.Identifier(schema))
-    )
+    name = sql.Identifier(schema)
     applied = _applied(connection, schema)
-    for number, name in _numbered():
+    table = sql.SQL(
+        "CREATE TABLE IF NOT EXISTS {}.migration "
+        "(number int PRIMARY KEY, name text NOT NULL, digest text, applied_at timestamptz NOT NULL);"
+    ).format(name)
+    if not _schema_exists(connection, schema):
+        made = sql.SQL("CREATE SCHEMA {};\n").format(name) + table
+        yield Step("create the schema", made.as_bytes(None))
+    elif not applied:
+        yield Step("create the table of migrations", table.as_bytes(None))
+    for number, file in _numbered():
         if number not in applied:
-            connection.execute(render(read(f"schema/{number:04}_{name}.sql"), schema))
-            _record(connection, schema, number, name, None)
-    vector = _vector_type(connection)
+            text = render(read(f"schema/{number:04}_{file}.sql"), schema)
+            yield Step(f"apply migration {number} ({file})", text + _record(schema, number, file, None))
     digest = _repeatable_digest(vector)
     if _outdated(applied, digest):
-        _fit_embedding(connection, schema, vector)
-        for path in _REPEATABLE:
-            connection.execute(render(read(path), schema, vector=vector))
-        _record(connection, schema, 0, VERSION, digest)
+        yield from _fit_embedding(connection, schema, vector)
+        texts = [render(read(path), schema, vector=vector) for path in _REPEATABLE]
+        yield Step("put functions and views in place", b"\n".join([*texts, _record(schema, 0, VERSION, digest)]))
 
 
-def _fit_embedding(connection: Connection, schema: str, vector: sql.Composable) -> None:
+def _fit_embedding(connection: Connection, schema: str, vector: sql.Composable) -> Iterator[Step]:
     """Give document.embedding its type. A view can't follow such a change: it is made anew."""
     have = connection.execute(
         "SELECT pg_catalog.format_type(a.atttypid, a.atttypmod) FROM pg_catalog.pg_attribute AS a"
@@ -189,26 +254,50 @@ def _fit_embedding(connection: Connection, schema: str, vector: sql.Composable) 
     ).fetchone()
     table = sql.Identifier(schema, "document")
     if have is None:
-        connection.execute(sql.SQL("ALTER TABLE {} ADD COLUMN embedding {}").format(table, vector))
+        add = sql.SQL("ALTER TABLE {} ADD COLUMN embedding {};").format(table, vector)
+        yield Step("add the column of embeddings", add.as_bytes(None))
         return
     if (have[0] == _WITHOUT_VECTOR) == (vector.as_string(None) == _WITHOUT_VECTOR):
         return
     views = sql.SQL(", ").join(sql.Identifier(schema, name) for name in ("agent_checkpoints", "all_checkpoints"))
-    connection.execute(sql.SQL("DROP VIEW IF EXISTS {}").format(views))
-    connection.execute(
-        sql.SQL("ALTER TABLE {} ALTER COLUMN embedding TYPE {} USING embedding::{}").format(table, vector, vector)
-    )
+    change = sql.SQL(
+        "DROP VIEW IF EXISTS {};\nALTER TABLE {} ALTER COLUMN embedding TYPE {} USING embedding::{};"
+    ).format(views, table, vector, vector)
+    yield Step("give embeddings the type that pgvector has for them", change.as_bytes(None))
 
 
-def _record(connection: Connection, schema: str, number: int, name: str, digest: str | None) -> None:
-    connection.execute(
+def _record(schema: str, number: int, name: str, digest: str | None) -> bytes:
+    """What writes down that a step has been done."""
+    return (
         sql.SQL(
-            "INSERT INTO {}.migration (number, name, digest, applied_at) VALUES (%s, %s, %s, clock_timestamp())"
+            "INSERT INTO {}.migration (number, name, digest, applied_at) VALUES ({}, {}, {}, clock_timestamp())"
             " ON CONFLICT (number) DO UPDATE"
-            " SET name = excluded.name, digest = excluded.digest, applied_at = excluded.applied_at"
-        ).format(sql.Identifier(in_parameterised(schema))),
-        (number, name, digest),
+            " SET name = excluded.name, digest = excluded.digest, applied_at = excluded.applied_at;"
+        )
+        .format(sql.Identifier(schema), number, name, digest)
+        .as_bytes(None)
     )
+
+
+def _lock_name(schema: str) -> sql.Literal:
+    return sql.Literal(f"turnkeep {schema}")
+
+
+def _guard(schema: str, applied: _Applied) -> sql.Composable:
+    """A block that waits for the lock, and fails where other migrations are recorded than these."""
+    table = sql.Identifier(schema, "migration")
+    recorded = "".join(f"{number} {applied[number][1] or ''}\n" for number in sorted(applied))
+    body = sql.SQL("BEGIN PERFORM {}; IF {} THEN RAISE EXCEPTION {}; END IF; END").format(
+        sql.SQL(_LOCK_CALL).format(_lock_name(schema)),
+        sql.SQL(
+            "(SELECT pg_catalog.string_agg(pg_catalog.format(E'%s %s\\n', number, digest), '' ORDER BY number) FROM {})"
+            " IS DISTINCT FROM {}"
+        ).format(table, sql.Literal(recorded))
+        if applied
+        else sql.SQL("pg_catalog.to_regclass({}) IS NOT NULL").format(table.as_string(None)),
+        "the schema has changed since this script was made: make it again",
+    )
+    return sql.SQL("DO {}").format(body.as_string(None))
 
 
 def _schema_exists(connection: Connection, schema: str) -> bool:
