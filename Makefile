@@ -6,17 +6,25 @@ WORKERS := 4
 FUZZ := fuzz/.venv
 FUZZ_SECONDS ?= 300
 FUZZ_EXAMPLES ?= 2000
+MAJORS := 15 16 17
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench engines fuzz lock clean
+.PHONY: help demo test postgres-versions lint bench engines fuzz lock clean
 
 help:    ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/'
 
 demo: $(VENV)/ready    ## conversations surviving kill -9, on a Postgres of the demo's own
 	$(BIN)/turnkeep demo
 
-test: $(VENV)/ready pgbouncer    ## every test, on real Postgres and real pgbouncer
+test: $(VENV)/ready pgbouncer postgresql    ## every test, on real Postgres and real pgbouncer
 	$(BIN)/pytest -q -n $(WORKERS) --dist worksteal
+
+postgres-versions: $(VENV)/ready    ## the store's and the schema's tests on Postgres 15, 16 and 17; the usual one is 18
+	$(BIN)/python tools/postgres_versions.py $(MAJORS)
+	for major in $(MAJORS); do \
+	    echo "Postgres $$major"; \
+	    TURNKEEP_TEST_POSTGRES=$(CURDIR)/.postgres/$$major $(BIN)/pytest -q -n $(WORKERS) --dist worksteal -m "not pgvector" tests/store tests/migration || exit 1; \
+	done
 
 lint: $(VENV)/ready    ## ruff, mypy, and whether the generated files are current
 	$(BIN)/python tools/sync_twin.py --check
@@ -39,7 +47,7 @@ lock: $(VENV)/ready    ## write down what CI installs
 	$(BIN)/pip freeze --exclude-editable | grep -v "^pip==" > constraints.txt
 
 clean:    ## remove the virtual environment and caches
-	rm -rf $(VENV) $(ENGINES) $(FUZZ) fuzz/seen fuzz/found build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(ENGINES) $(FUZZ) fuzz/seen fuzz/found build dist .postgres .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.11"; exit 1; }
@@ -58,12 +66,18 @@ $(FUZZ)/ready: fuzz/requirements.txt pyproject.toml
 	@mkdir -p fuzz/seen fuzz/found
 	@touch $@
 
-.PHONY: pgbouncer
+.PHONY: pgbouncer postgresql
 pgbouncer:
-	@PATH="$$PATH:/usr/sbin"; command -v pgbouncer >/dev/null && exit 0; \
+	@PATH="$$PATH:/usr/sbin"; command -v pgbouncer >/dev/null || $(call installed,pgbouncer)
+
+postgresql:
+	@ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || ls .postgres/*/bin/postgres >/dev/null 2>&1 || $(call installed,postgresql)
+
+# Install a package that the tests need, or say so.
+installed = { \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	    echo "installing pgbouncer, which the tests need"; \
-	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends pgbouncer >/dev/null; \
+	    echo "installing $(1), which the tests need"; \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(1) >/dev/null; \
 	else \
-	    echo "the tests need pgbouncer: install the package pgbouncer (apt-get install pgbouncer), then run this again"; exit 1; \
-	fi
+	    echo "the tests need $(1): install the package $(1) (apt-get install $(1)), then run this again"; exit 1; \
+	fi; }

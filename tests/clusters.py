@@ -52,12 +52,13 @@ class Cluster:
     """One cluster below a directory, on a Unix socket there; by default of the embedded Postgres' version."""
 
     def __init__(self, directory: Path, home: Path | None = None) -> None:
+        self.home = home or find_wheel()
         self.directory = directory
         self.data = directory / "data"
         directory.mkdir(exist_ok=True)
         directory.chmod(0o755)
         user = ServerUser.of(Directory(directory))
-        self._programs = Programs.reachable(home or find_wheel(), Directory(directory), user)
+        self._programs = Programs.reachable(self.home, Directory(directory), user)
 
     @property
     def conninfo(self) -> str:
@@ -117,7 +118,9 @@ class Cluster:
         while any(_lives(pid) for pid in family):
             assert time.monotonic() < deadline, f"processes {family} do not end"
             time.sleep(0.003)
-        (self.data / "postmaster.pid").unlink()
+        # A postmaster that nobody has reaped yet would pass for a live one.
+        for left in (self.data / "postmaster.pid", self.directory / f".s.PGSQL.{PORT}.lock"):
+            left.unlink(missing_ok=True)
 
     def run(self, program: str, *arguments: str) -> None:
         """Run one of its programs as its user."""
