@@ -257,13 +257,14 @@ class AsyncBranch(AsyncHead):
         self._database.check_usable()
         lease = self._lease
         async with self._lock:
+            self._sent = uuid.uuid4()
             ((outcome, turn_index, sub_step, lease_until, _, body),) = await self._database.fetch(
                 "take",
                 {
                     **self._head,
                     "token": lease.token if lease else 0,
                     "lease_seconds": lease.seconds if lease else 0.0,
-                    "write_id": uuid.uuid4(),
+                    "write_id": self._sent,
                     "agent": self.agent_id,
                     "state": content.state,
                 },

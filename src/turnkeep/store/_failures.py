@@ -12,6 +12,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from turnkeep.errors import (
     ConfigurationError,
+    ConflictError,
     ConversationEndedError,
     DatabaseError,
     PermissionDeniedError,
@@ -107,6 +108,11 @@ def translated(error: psycopg.Error, schema: str) -> TurnkeepError:
             return TurnNotOpenError("no turn is open on this branch: call begin_turn first")
         case "TK003":
             return ConversationEndedError(f"{text}; nothing was written: store.reopen lets it go on")
+        case "TK004":
+            return ConflictError(
+                f"{text} than was seen there; nothing was written. A failover has lost writes: "
+                "call refresh() and decide again"
+            )
         case "3F000" | "42P01" | "42883":
             which = "" if schema == DEFAULT_SCHEMA else f" --schema {shlex.quote(schema)}"
             return SchemaError(

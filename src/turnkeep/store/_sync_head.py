@@ -71,6 +71,7 @@ class Head:
         self.external_id = checkpoint.external_id
         self.branch = checkpoint.branch
         self._decoded: tuple[list[str], list[Any]] = [], []
+        self._sent: uuid.UUID | None = None
         self._take(checkpoint)
 
     def __repr__(self) -> str:
@@ -128,6 +129,7 @@ class Head:
         self.turn_index = checkpoint.turn_index
         self.sub_step = checkpoint.sub_step
         self._phase = checkpoint.phase
+        self._seen = checkpoint.write_id
         self._pending = checkpoint.pending
         self._texts = texts
         self._state = checkpoint.state_text
@@ -143,6 +145,7 @@ class Head:
         outcome, _, turn_index, sub_step, waiting = place
         if (turn_index, sub_step) == self._next_place(phase):
             self.turn_index, self.sub_step, self._phase, self._pending = turn_index, sub_step, phase, pending
+            self._seen = self._sent
             self.suspect = self.suspect and phase == "started"
             if whole is None:
                 self._texts += content.messages
@@ -187,13 +190,14 @@ class Head:
     ) -> Place:
         lease = self._lease
         given = _writes.check_write_id(write_id)
+        self._sent = given or uuid.uuid4()
         ((outcome, branch, turn_index, sub_step, lease_until, waiting),) = fetch(
             "save",
             {
                 **self._head,
                 "token": lease.token if lease else 0,
                 "lease_seconds": lease.seconds if lease else 0.0,
-                "write_id": given or uuid.uuid4(),
+                "write_id": self._sent,
                 "repeatable": given is not None,
                 "phase": phase,
                 "agent": self.agent_id,
@@ -206,6 +210,7 @@ class Head:
                 "key": key,
                 "digest": digest,
                 "parts": parts,
+                "seen": self._seen,
             },
         )
         self._refuse(outcome, turn_index, sub_step, lease_until)

@@ -156,6 +156,15 @@ BEGIN
     );
 END $$;
 
+-- Makes the answer to a retry as durable as a first one. What the retry finds may have been committed here and not yet
+-- be with a synchronous standby, where its commit was cut short; a commit that writes nothing would not wait for it. A
+-- lock on the branch is written.
+CREATE OR REPLACE FUNCTION {schema}.confirm(p_conversation uuid, p_branch int) RETURNS void
+LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM FROM {schema}.branch AS b WHERE b.conversation_id = p_conversation AND b.branch = p_branch FOR UPDATE;
+END $$;
+
 -- The outcome of a write that has been made before: under the same key, or with the same id on this branch.
 -- Null where there is none. A write id that comes with other content is 'write_id_reused'.
 CREATE OR REPLACE FUNCTION {schema}.earlier_outcome(
@@ -172,6 +181,7 @@ BEGIN
         INTO earlier_outcome.outcome, earlier_outcome.branch, earlier_outcome.turn_index
         FROM {schema}.request AS r WHERE r.conversation_id = p_conversation AND r.key = p_key;
         IF outcome IS NOT NULL THEN
+            PERFORM {schema}.confirm(p_conversation, earlier_outcome.branch);
             RETURN;
         END IF;
     END IF;
@@ -187,6 +197,9 @@ BEGIN
     FROM {schema}.checkpoint AS c
     WHERE c.conversation_id = p_conversation AND c.branch = p_branch AND c.write_id = p_write_id
     ORDER BY c.turn_index DESC, c.sub_step DESC LIMIT 1;
+    IF FOUND THEN
+        PERFORM {schema}.confirm(p_conversation, p_branch);
+    END IF;
 END $$;
 
 -- Whether a checkpoint is what these messages make of its parent's list. Messages too large to compare are taken for
@@ -312,12 +325,14 @@ END $$;
 -- 'started' writes down that the calls of p_answers are about to run. A null p_state means unchanged. p_repeatable says
 -- that the caller may have sent p_write_id before. Nothing is written unless outcome is 'saved'. waiting says, at a turn's
 -- end, whether a request waits for the next one. p_parts makes another list than the parent's with the new messages at
--- its end: see parts_of. What runs at every save is kept short: each expression costs.
+-- its end: see parts_of. p_seen is the write id of the head the caller has seen, if it knows: after a failover that has
+-- lost writes, another checkpoint can stand in the same place. What runs at every save is kept short: each expression costs.
 CREATE OR REPLACE FUNCTION {schema}.save_v1(
     p_conversation uuid, p_branch int, p_turn int, p_sub_step int, p_token bigint, p_lease_seconds float8,
     p_write_id uuid, p_repeatable boolean, p_phase text, p_agent text, p_count int, p_messages json,
     p_tool_calls json DEFAULT NULL, p_tool_results json DEFAULT NULL, p_answers int[] DEFAULT NULL,
     p_state json DEFAULT NULL, p_key text DEFAULT NULL, p_digest bytea DEFAULT NULL, p_parts int[] DEFAULT NULL,
+    p_seen uuid DEFAULT NULL,
     OUT outcome text, OUT branch int, OUT turn_index int, OUT sub_step int, OUT lease_until timestamptz,
     OUT waiting boolean
 ) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
@@ -413,8 +428,16 @@ BEGIN
             ELSE {schema}.owner_of(p_branch, v_lineage, p_turn, p_sub_step)
         END
     WHERE (coalesce(p.phase, 'final') = 'final') = (p_phase = 'input') AND (p.phase IS NULL) = (p_turn < 0)
+        AND (p.write_id = p_seen OR p_seen IS NULL)
     RETURNING pg_catalog.cardinality(checkpoint.spans) INTO v_rows;
     IF NOT FOUND THEN
+        PERFORM FROM {schema}.checkpoint AS c
+        WHERE c.conversation_id = p_conversation AND c.turn_index = p_turn AND c.sub_step = p_sub_step
+            AND c.write_id = p_seen;
+        IF NOT FOUND AND p_seen IS NOT NULL THEN
+            RAISE EXCEPTION 'conversation %, branch %: another checkpoint stands at %.% now',
+                p_conversation, p_branch, p_turn, p_sub_step USING ERRCODE = 'TK004';
+        END IF;
         RAISE EXCEPTION '%', CASE WHEN p_phase = 'input' THEN 'a turn is open' ELSE 'no turn is open' END
             USING ERRCODE = CASE WHEN p_phase = 'input' THEN 'TK001' ELSE 'TK002' END;
     END IF;
@@ -461,6 +484,7 @@ BEGIN
     WHERE c.conversation_id = p_conversation AND c.turn_index = p_turn + 1 AND c.sub_step = 0 AND c.branch = p_branch
         AND c.write_id = p_write_id;
     IF FOUND THEN
+        PERFORM {schema}.confirm(p_conversation, p_branch);
         RETURN;
     END IF;
     SELECT r.* INTO v_request FROM {schema}.request AS r
@@ -496,6 +520,7 @@ BEGIN
     INTO post_v1.outcome, post_v1.branch
     FROM {schema}.request AS r WHERE r.conversation_id = p_conversation AND r.key = p_key;
     IF FOUND THEN
+        PERFORM {schema}.confirm(p_conversation, post_v1.branch);
         RETURN;
     END IF;
     SELECT coalesce(p_branch, v.current_branch) INTO post_v1.branch

@@ -9,14 +9,14 @@ SELECT pg_catalog.max(m.number) FROM {schema}.migration AS m
 SELECT outcome, branch, turn_index, sub_step, lease_until, waiting
 FROM {schema}.save_v1(%(conversation)s, %(branch)s, %(turn)s, %(sub_step)s, %(token)s, %(lease_seconds)s,
     %(write_id)s, %(repeatable)s, %(phase)s, %(agent)s, %(count)s, %(messages)s, %(tool_calls)s, %(tool_results)s, %(answers)s,
-    %(state)s, %(key)s, %(digest)s, %(parts)s)
+    %(state)s, %(key)s, %(digest)s, %(parts)s, %(seen)s)
 
 -- name: written
--- Where a write id stands on a branch.
+-- Where a write id stands on a branch. The lock lets the answer wait for synchronous standbys: see confirm.
 SELECT c.turn_index, c.sub_step, c.phase
 FROM {schema}.checkpoint AS c
 WHERE c.conversation_id = %(conversation)s AND c.branch = %(branch)s AND c.write_id = %(write_id)s
-ORDER BY c.turn_index DESC, c.sub_step DESC LIMIT 1
+ORDER BY c.turn_index DESC, c.sub_step DESC LIMIT 1 FOR KEY SHARE OF c
 
 -- name: take
 -- The next turn, begun with the oldest request that waits.
