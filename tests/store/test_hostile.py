@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import uuid
 from typing import Any
 
 import psycopg
@@ -143,3 +144,46 @@ async def test_a_message_of_very_many_keys_does_not_hang_a_query(store: AsyncSto
         connection.execute("SET statement_timeout = '5min'")
         row = connection.execute("SELECT messages->0->>'16e35f' FROM turnkeep.agent_checkpoints").fetchone()
     assert row == ("0",)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "array_nulls = off",
+        "bytea_output = 'escape'",
+        "DateStyle = 'SQL, DMY'",
+        "IntervalStyle = 'sql_standard'",
+        "standard_conforming_strings = off",
+        "extra_float_digits = -15",
+        "default_transaction_isolation = 'serializable'",
+        "default_transaction_deferrable = on",
+        "row_security = off",
+        "plan_cache_mode = 'force_generic_plan'",
+        "TimeZone = 'Asia/Kathmandu'",
+        "transform_null_equals = on",
+        "lc_messages = 'C'",
+        "client_min_messages = 'debug5'",
+        "default_toast_compression = 'pglz'",
+    ],
+)
+async def test_settings_of_a_database_change_nothing(store: AsyncStore, dsn: str, setting: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(f"ALTER DATABASE {connection.info.dbname} SET {setting}".encode())
+    async with turnkeep.open(dsn) as set_so:
+        branch = await set_so.conversation("c", agent_id="desk")
+        await branch.begin_turn({"role": "user", "content": "a\\b 'c' 1e400"}, key="k", state={"n": 1.50})
+        await branch.save([{"role": "assistant"}], tool_calls=[{"id": "1"}], write_id=(write_id := uuid.uuid4()))
+        again = await branch.save([{"role": "assistant"}], tool_calls=[{"id": "1"}], write_id=write_id)
+        assert again.repeated
+        await branch.save([], tool_results=[{"id": "1"}], final=True)
+        await set_so.fork("c", at=(0, 1), name="other")
+        await set_so.post("c", "more", key="m")
+        (claimed,) = await set_so.claim_waiting(["desk"], limit=1)
+        await claimed.take_request()
+        await claimed.release()
+        assert [one.external_id for one in await set_so.interrupted()] == ["c"]
+        assert len(await set_so.restore_interrupted()) == 1
+        assert (await set_so.restore("c")).messages == (await store.restore("c")).messages
+        assert (await set_so.restore("c", branch=1)).pending == (await store.restore("c", branch=1)).pending
+        assert await set_so.history("c") == await store.history("c")
+        assert await set_so.conversations() == await store.conversations()

@@ -47,12 +47,16 @@ class PreparedSave:
     whole: bool = False
 
 
+_NOT_SAID = -2  # as in the statement
+
+
 async def read_checkpoints(database: AsyncDatabase, wanted: Sequence[Wanted]) -> dict[int, Checkpoint]:
     """Read checkpoints whole in one round trip, by ordinal from 1; what does not exist is left out."""
-    conversations, branches, turns, sub_steps = ([*column] for column in zip(*wanted, strict=True))
+    conversations, *places = zip(*wanted, strict=True)
+    branches, turns, sub_steps = ([_NOT_SAID if one is None else one for one in column] for column in places)
     rows = await database.fetch(
         "restore",
-        {"conversations": conversations, "branches": branches, "turns": turns, "sub_steps": sub_steps},
+        {"conversations": [*conversations], "branches": branches, "turns": turns, "sub_steps": sub_steps},
     )
     return _rows.checkpoints(rows)
 

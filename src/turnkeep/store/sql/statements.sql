@@ -169,16 +169,20 @@ SELECT pg_catalog.pg_xact_status(%(transaction)s::pg_catalog.text::pg_catalog.xi
 
 -- name: restore
 -- Checkpoints whole, as parts: 0 the head, 1 state, 2 tool calls, 3 tool results, 4 calls and answers of an open turn,
--- 5 the messages in order.
+-- 5 the messages in order. -2 stands for null in what is asked for: array_nulls = off would take NULL for a number.
 WITH wanted AS (
     SELECT w.item, v.conversation_id, v.external_id, v.agent_id AS conversation_agent, v.current_branch, b.branch,
         b.name, b.lineage, b.status, b.failure, b.lease_owner, b.lease_until, coalesce(w.turn, b.turn_index) AS turn_index,
         coalesce(w.sub_step, b.sub_step) AS sub_step,
         w.turn IS NOT NULL AND (w.turn, w.sub_step) <> (b.turn_index, b.sub_step) AS earlier
-    FROM ROWS FROM (
+    FROM (
+        SELECT a.item, a.conversation_id, nullif(a.branch, -2) AS branch, nullif(a.turn, -2) AS turn,
+            nullif(a.sub_step, -2) AS sub_step
+        FROM ROWS FROM (
             pg_catalog.unnest(%(conversations)s::pg_catalog.uuid[]), pg_catalog.unnest(%(branches)s::pg_catalog.int4[]),
             pg_catalog.unnest(%(turns)s::pg_catalog.int4[]), pg_catalog.unnest(%(sub_steps)s::pg_catalog.int4[])
-        ) WITH ORDINALITY AS w (conversation_id, branch, turn, sub_step, item)
+        ) WITH ORDINALITY AS a (conversation_id, branch, turn, sub_step, item)
+    ) AS w
     JOIN {schema}.conversation AS v ON v.conversation_id = w.conversation_id
     JOIN {schema}.branch AS b ON b.conversation_id = w.conversation_id
         AND b.branch = coalesce(w.branch, v.current_branch)
