@@ -74,7 +74,7 @@ class Cluster:
         """Make it, with these settings beside the usual ones."""
         self._own_directories()
         self.run("initdb", "-D", str(self.data), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C")
-        self.configure(**_SETTINGS, **settings)
+        self.configure(**{**_SETTINGS, **settings})
 
     def configure(self, **settings: str) -> None:
         """Append settings, written as in the file."""

@@ -46,8 +46,8 @@ class Remedy(Enum):
     RECONNECT = "repeat on another connection"
 
 
-# The server is there, and the statement alone was unlucky.
-_UNLUCKY = {"40001", "40P01", "55P03"}
+# The server is there, and the statement alone was unlucky, or has to wait for somebody to make room on a full disk.
+_UNLUCKY = {"40001", "40P01", "55P03", "53100"}
 # The connection is of no use: the server stops, starts, is a standby now, or has no room for one more.
 _UNUSABLE = {"57P01", "57P02", "57P03", "57P05", "25006", "53300", "08P01"}
 # A pooler's words where it has no server to give; it has no SQLSTATE for them.
