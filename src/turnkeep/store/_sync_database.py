@@ -250,6 +250,8 @@ class Database:
         )
 
     def _too_late(self, last: psycopg.Error | None) -> TurnkeepError:
+        if isinstance(last, psycopg.errors.DiskFull):
+            return translated(last, self.schema)
         why = f": {str(last).strip()}" if last is not None else ""
         return UnavailableError(
             f"the database did not answer within {self.timeout:g} s{why}. If this was a write, it may have been done: "
