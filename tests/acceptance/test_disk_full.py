@@ -95,7 +95,9 @@ async def fill_up(branch: turnkeep.AsyncBranch) -> uuid.UUID:
         while await branch.save([LARGE], write_id=ids[-1]):
             ids.append(uuid.uuid4())
 
-    with pytest.raises(turnkeep.UnavailableError, match="disk is full; nothing was written: .*No space left on device"):
+    with pytest.raises(
+        turnkeep.UnavailableError, match=r"disk is full; nothing was written: .*No space left on device"
+    ):
         await go_on()
     return ids[-1]
 
