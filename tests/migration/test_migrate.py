@@ -124,6 +124,35 @@ async def test_embeddings_stored_before_pgvector_came_are_kept(owner: str, empty
 
 
 @pytest.mark.pgvector
+async def test_a_view_of_others_that_stands_in_pgvectors_way_is_named(owner: str, empty_dsn: str) -> None:
+    turnkeep.migrate(owner)
+    await talk(owner)
+    mine = "CREATE VIEW public.mine AS SELECT conversation_id, messages FROM turnkeep.agent_checkpoints"
+    run(empty_dsn, mine, "CREATE EXTENSION vector")
+    with pytest.raises(turnkeep.SchemaError, match=r"(?s)mine.*Drop those, run `turnkeep migrate`"):
+        turnkeep.migrate(owner)
+    assert embedding_type(owner) == "real[]"
+    await talk(owner)  # and nothing stands still until then
+    run(empty_dsn, "DROP VIEW public.mine")
+    assert turnkeep.migrate(owner).current
+    run(empty_dsn, mine)
+    assert len(run(empty_dsn, "SELECT * FROM public.mine")) == 4
+
+
+@pytest.mark.pgvector
+def test_what_to_ask_an_administrator_for_is_said_again_each_time(owner: str) -> None:
+    first = turnkeep.migrate(owner)
+    again = turnkeep.migrate(owner)
+    assert first.current
+    assert first.vector_hint is not None
+    assert again.vector_hint is not None
+    assert again.vector_hint in first.vector_hint  # the first one says why, too
+    assert (
+        f"CREATE EXTENSION vector in database {psycopg.conninfo.conninfo_to_dict(owner)['dbname']}" in first.vector_hint
+    )
+
+
+@pytest.mark.pgvector
 async def test_pgvector_may_live_in_any_schema(empty_dsn: str) -> None:
     run(empty_dsn, 'CREATE SCHEMA "ext-1"', 'CREATE EXTENSION vector SCHEMA "ext-1"')
     turnkeep.migrate(empty_dsn)
@@ -226,3 +255,33 @@ async def test_a_schema_of_the_first_revision_is_brought_up_to_date(dsn: str) ->
     async with turnkeep.open(dsn) as store:
         await store.post("c", "hello", agent_id="support")
     await talk(dsn)
+
+
+async def test_a_writer_and_a_reader_need_the_rights_that_are_told_and_no_more(empty_dsn: str) -> None:
+    turnkeep.migrate(empty_dsn)
+    suffix = uuid.uuid4().hex[:8]
+    writer, reader = f"writer_{suffix}", f"reader_{suffix}"
+    run(
+        empty_dsn,
+        f"CREATE ROLE {writer} LOGIN",
+        f"CREATE ROLE {reader} LOGIN",
+        f"GRANT USAGE ON SCHEMA turnkeep TO {writer}, {reader}",
+        f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA turnkeep TO {writer}",
+        f"GRANT SELECT ON ALL TABLES IN SCHEMA turnkeep TO {reader}",
+    )
+    try:
+        as_writer, as_reader = (make_conninfo(empty_dsn, user=role) for role in (writer, reader))
+        await talk(as_writer)
+        assert turnkeep.migrate(as_writer).current
+        async with turnkeep.open(as_writer) as store:
+            await store.post("c", "more", key="m", agent_id="desk")
+            await store.fork("c", name="other")
+            await store.erase("c")
+        await talk(as_writer)
+        assert len(run(as_reader, "SELECT messages, state FROM turnkeep.agent_checkpoints")) == 2
+        async with turnkeep.open(as_reader) as store:
+            assert len((await store.restore("c")).messages) == 2
+            with pytest.raises(turnkeep.PermissionDeniedError):
+                await (await store.conversation("c")).begin_turn(USER)
+    finally:
+        run(empty_dsn, f"DROP OWNED BY {writer}, {reader}", f"DROP ROLE {writer}, {reader}")

@@ -113,6 +113,11 @@ def translated(error: psycopg.Error, schema: str) -> TurnkeepError:
                 f"{text} than was seen there; nothing was written. A failover has lost writes: "
                 "call refresh() and decide again"
             )
+        case "2BP01":
+            return SchemaError(
+                f"{text} ({error.diag.message_detail}): nothing was changed. "
+                "Drop those, run `turnkeep migrate`, and make them anew"
+            )
         case "3F000" | "42P01" | "42883":
             which = "" if schema == DEFAULT_SCHEMA else f" --schema {shlex.quote(schema)}"
             return SchemaError(
