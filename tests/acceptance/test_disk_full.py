@@ -104,7 +104,7 @@ async def fill_up(branch: turnkeep.AsyncBranch) -> uuid.UUID:
 
 async def test_a_write_that_finds_no_room_is_an_error_that_says_so_and_leaves_nothing(dsn: str, disk: Path) -> None:
     ballast = Ballast(disk)
-    async with turnkeep.open(dsn, timeout=2) as store:
+    async with turnkeep.open(dsn, timeout=4) as store:
         branch = await store.conversation("c")
         await branch.begin_turn(USER)
         ballast.take(leave=1 << 20)
@@ -124,7 +124,7 @@ async def test_a_write_that_finds_no_room_is_an_error_that_says_so_and_leaves_no
 
 async def test_a_write_waits_within_its_deadline_for_somebody_to_make_room(dsn: str, disk: Path) -> None:
     ballast = Ballast(disk)
-    async with turnkeep.open(dsn, timeout=2) as hasty, turnkeep.open(dsn, timeout=120) as patient:
+    async with turnkeep.open(dsn, timeout=4) as hasty, turnkeep.open(dsn, timeout=120) as patient:
         branch = await hasty.conversation("c")
         await branch.begin_turn(USER)
         ballast.take(leave=1 << 20)

@@ -259,7 +259,7 @@ async def test_a_lease_holds_over_a_failover_where_the_standby_knows_of_it_and_i
 async def test_a_retry_is_acknowledged_only_when_the_standby_has_what_it_repeats(pair: Pair, write: str) -> None:
     pair.synchronous()
     await pair.following("sync")
-    async with turnkeep.open(pair.dsn, timeout=2) as store:
+    async with turnkeep.open(pair.dsn, timeout=4) as store:
         branch = await store.conversation("c", agent_id="desk")
         if write in ("save", "save_all"):
             await branch.begin_turn(USER)
@@ -288,3 +288,18 @@ async def test_a_retry_is_acknowledged_only_when_the_standby_has_what_it_repeats
         branch = await store.conversation("c", agent_id="desk")
         await attempt()
     assert len(pair.standby.rows(query)) == len(before)
+
+
+async def test_an_erasure_repeated_is_acknowledged_only_when_the_standby_has_erased_as_well(pair: Pair) -> None:
+    pair.synchronous()
+    await pair.following("sync")
+    async with turnkeep.open(pair.dsn, timeout=4) as store:
+        await (await store.conversation("c")).begin_turn(USER)
+        pair.fall_behind()
+        for _ in range(2):
+            with pytest.raises(turnkeep.UnavailableError):
+                await store.erase("c")
+        assert not stored(pair.primary)
+        await asyncio.to_thread(pair.fail_over)
+    async with turnkeep.open(pair.dsn, timeout=60) as store:
+        assert (await store.erase("c")).conversations == 1

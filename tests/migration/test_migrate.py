@@ -276,7 +276,8 @@ async def test_a_writer_and_a_reader_need_the_rights_that_are_told_and_no_more(e
         async with turnkeep.open(as_writer) as store:
             await store.post("c", "more", key="m", agent_id="desk")
             await store.fork("c", name="other")
-            await store.erase("c")
+            for _ in range(2):  # the second finds nothing
+                await store.erase("c")
         await talk(as_writer)
         assert len(run(as_reader, "SELECT messages, state FROM turnkeep.agent_checkpoints")) == 2
         async with turnkeep.open(as_reader) as store:

@@ -156,7 +156,7 @@ async def test_connections_reset_on_the_way_are_not_missed(dsn: str, observer: O
 async def test_connections_that_fall_silent_end_at_the_deadline_and_are_used_no_more(
     dsn: str, observer: Observer
 ) -> None:
-    async with proxied(dsn) as (proxy, through), turnkeep.open(through, pool_size=1, timeout=2) as store:
+    async with proxied(dsn) as (proxy, through), turnkeep.open(through, pool_size=1, timeout=4) as store:
         (branch,) = await busy(store, ["c"])
         proxy.swallow()
         write_id = uuid.uuid4()

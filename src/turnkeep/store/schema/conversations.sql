@@ -153,6 +153,9 @@ BEGIN
             SELECT v.conversation_id FROM {schema}.conversation AS v WHERE v.parent_conversation_id = ANY (v_ids)
             ORDER BY v.conversation_id);
     END LOOP;
+    IF conversations = 0 THEN  -- perhaps a retry: its answer waits for synchronous standbys too, as confirm lets others
+        PERFORM pg_catalog.pg_logical_emit_message(true, 'turnkeep', 'erased before');
+    END IF;
 END $$;
 
 -- The lineage of a branch that starts at (p_turn, p_sub_step) in the history of a branch with this lineage.
