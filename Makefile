@@ -8,7 +8,7 @@ FUZZ_SECONDS ?= 300
 FUZZ_EXAMPLES ?= 2000
 MAJORS := 15 16 17
 .DEFAULT_GOAL := help
-.PHONY: help demo test postgres-versions lint bench engines fuzz lock clean
+.PHONY: help demo test postgres-versions model lint bench engines fuzz lock clean
 
 help:    ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/'
@@ -31,6 +31,9 @@ lint: $(VENV)/ready    ## ruff, mypy, and whether the generated files are curren
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+model: $(VENV)/ready    ## thousands of made-up sequences, the store beside a plain model
+	MODEL_SEQUENCES=$${MODEL_SEQUENCES:-3000} $(BIN)/pytest -q tests/store/test_model.py
 
 bench: $(VENV)/ready pgbouncer    ## ratios beside their budgets
 	$(BIN)/python -m bench

@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager, suppress
 from types import TracebackType
 from typing import Any, Final, LiteralString, Self, TypeVar
@@ -93,6 +93,18 @@ class Observer:
             name: self._connection.execute(count.format(sql.Identifier("turnkeep", name))).fetchall()[0][0]
             for (name,) in tables
         }
+
+    def traces(self, conversations: Collection[uuid.UUID], text: str = "") -> dict[str, int]:
+        """The tables that have rows with any of these ids, or with this text, anywhere in them, and how many."""
+        wanted = [*map(str, conversations), *([text] if text else [])]
+        count = sql.SQL("SELECT count(*) FROM {} AS t WHERE t::text ILIKE ANY (%s)")
+        found = {
+            name: self._connection.execute(
+                count.format(sql.Identifier("turnkeep", name)), ([f"%{one}%" for one in wanted],)
+            ).fetchall()[0][0]
+            for name in (self.counts() if wanted else ())
+        }
+        return {name: rows for name, rows in found.items() if rows}
 
     def heads(self) -> list[tuple[Any, ...]]:
         """Every branch row as it stands."""

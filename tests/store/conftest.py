@@ -32,7 +32,6 @@ BOTH = (
 ONCE = {
     "test_a_write_too_large_to_compare_is_known_by_its_id",
     "test_all_interrupted_turns_come_back_however_many",
-    "test_any_tree_of_forks_is_what_a_plain_model_says",
     "test_a_message_beyond_the_limit_is_refused_with_its_size",
     "test_a_key_begun_by_two_processes_at_once_begins_one_turn",
     "test_a_save_changes_no_index_of_the_branch",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import uuid
 from datetime import timedelta
 from typing import Any
@@ -153,37 +152,6 @@ async def test_a_fork_at_an_ancestors_point_keeps_the_ancestors_before_it(store:
     assert [call.place for call in third.pending] == [(0, 1, 0)]
     assert await texts(store, 3) == ["a", None, "n"]
     assert await texts(store, 3, at=(0, 1)) == ["a", None]
-
-
-@pytest.mark.parametrize("seed", range(6))
-async def test_any_tree_of_forks_is_what_a_plain_model_says(store: AsyncStore, seed: int) -> None:
-    rng = random.Random(seed)
-    main = await store.conversation("c")
-    await main.begin_turn(user("0"))
-    branches = {0: main}
-    # The history of each branch: its places with the messages up to each.
-    model: dict[int, dict[tuple[int, int], list[str]]] = {0: {(0, 0): ["0"]}}
-    for number in range(1, 60):
-        source = rng.choice(list(branches))
-        if rng.random() < 0.3:
-            at = rng.choice(list(model[source]))
-            fork = await store.fork("c", branch=source, at=at)
-            branches[fork.branch] = fork
-            model[fork.branch] = {place: seen for place, seen in model[source].items() if place <= at}
-            continue
-        branch, history = branches[source], model[source]
-        seen = [*history[max(history)], str(number)]
-        message = {"content": str(number)}
-        saved = await (
-            branch.save([message], final=rng.random() < 0.3) if branch.turn_open else branch.begin_turn(message)
-        )
-        history[saved.turn_index, saved.sub_step] = seen
-    for number, history in model.items():
-        listed = [(c.turn_index, c.sub_step) for c in await store.history("c", branch=number)]
-        assert listed == sorted(history, reverse=True)
-        for place in rng.sample(list(history), min(5, len(history))):
-            assert await texts(store, number, at=place) == history[place]
-        assert await texts(store, number) == history[max(history)]
 
 
 async def test_a_fork_id_makes_one_branch_whatever_it_is_asked_to_fork(store: AsyncStore) -> None:

@@ -22,7 +22,7 @@ from turnkeep.errors import (
 from turnkeep.model import FINAL_PHASE, Checkpoint, Lease, PendingCall, Saved
 from turnkeep.store import _arguments, _rows, _tool_calls, _writes
 from turnkeep.store._async_database import AsyncDatabase
-from turnkeep.store._async_head import AsyncHead, Fetch, PreparedSave, read_checkpoints
+from turnkeep.store._async_head import AsyncHead, Fetch, PreparedSave
 from turnkeep.store._async_leases import lease_terms, release_lease, take_lease
 from turnkeep.store._async_transaction import AsyncTransaction
 from turnkeep.store._writes import UNCHANGED, Content, Message
@@ -138,11 +138,7 @@ class AsyncBranch(AsyncHead):
         async with self._lock:
             if again := await self._made_before(prepared):
                 return again
-            if final and not self.turn_open:
-                first = None if write_id is None else uuid.uuid5(write_id, "input")
-                without_results = replace(prepared.content, tool_results=None)
-                opening = PreparedSave(without_results, "input", (), first, whole=True)
-                await self._perform(opening, self._database.fetch)
+            if final and await self._opened_for(prepared):
                 prepared = replace(prepared, content=replace(prepared.content, tool_calls=None, state=None))
             return await self._perform(prepared, self._database.fetch)
 
@@ -178,29 +174,47 @@ class AsyncBranch(AsyncHead):
             phase = phase if self.turn_open else "input"
             if made.is_same(len(self._texts)) and self._says_nothing_new(content, phase):
                 return Saved(self.branch, self.turn_index, self.sub_step, True, not self.turn_open)
-        issued: list[PendingCall] = []
-        if content.tool_calls is not None:
-            place_of_calls = self._next_place(phase)
-            issued = _rows.issued(content.tool_calls, *place_of_calls, self.branch, self.conversation_id)
-        pending = (*self._pending, *issued)
         try:
-            answered = _tool_calls.answered(save.named, pending)
-            open_calls = tuple(call for call in pending if call not in answered)
-            if phase == FINAL_PHASE and open_calls:
-                names = ", ".join(map(str, open_calls))
-                raise PendingCallsError(
-                    f"{self._name}: the turn can't end while tool calls have no result ({names}): save a result "
-                    "for each; where the outcome is unknown, one that says so",
-                    open_calls,
-                )
+            answered, open_calls = self._settled(save, content, phase, self._next_place(phase))
         except (PendingCallsError, UnknownToolCallError):
-            # A retry from another handle: what it answers may have been answered by its first try.
-            if save.write_id is not None and (first := await self.first_outcome(save.write_id, phase)):
-                return first
-            raise
+            # A retry from another handle: what it answers may have been answered by its first try, which the
+            # database compares it with.
+            if save.write_id is None or save.whole or not await self.first_outcome(save.write_id, phase):
+                raise
+            answered, open_calls = [], self._pending
         numbers = [number for call in answered for number in call.place]
         place = await self._write(content, phase, save.write_id, answers=numbers, parts=parts, fetch=fetch)
         return self._advance(place, content, phase, open_calls, whole)
+
+    def _settled(
+        self, save: PreparedSave, content: Content, phase: str, at: tuple[int, int]
+    ) -> tuple[list[PendingCall], tuple[PendingCall, ...]]:
+        """The calls that a save at a place answers, and those that wait for a result after it."""
+        issued: list[PendingCall] = []
+        if content.tool_calls is not None:
+            issued = _rows.issued(content.tool_calls, *at, self.branch, self.conversation_id)
+        pending = (*self._pending, *issued)
+        answered = _tool_calls.answered(save.named, pending)
+        open_calls = tuple(call for call in pending if call not in answered)
+        if phase == FINAL_PHASE and open_calls:
+            names = ", ".join(map(str, open_calls))
+            raise PendingCallsError(
+                f"{self._name}: the turn can't end while tool calls have no result ({names}): save a result "
+                "for each; where the outcome is unknown, one that says so",
+                open_calls,
+            )
+        return answered, open_calls
+
+    async def _opened_for(self, save: PreparedSave) -> bool:
+        """Open the turn that a save of a whole list ends, if none is open. Whether that has opened it."""
+        first = None if save.write_id is None else _opening_id(save.write_id)
+        if self.turn_open:
+            made = None if first is None else await self.first_outcome(first, "input")
+            return made is not None and made.turn_index == self.turn_index
+        self._settled(save, save.content, FINAL_PHASE, self._next_place("input"))  # before anything is written
+        opening = PreparedSave(replace(save.content, tool_results=None), "input", (), first, whole=True)
+        await self._perform(opening, self._database.fetch)
+        return True
 
     def _says_nothing_new(self, content: Content, phase: str) -> bool:
         """Whether a save of an unchanged list changes nothing else either."""
@@ -216,12 +230,16 @@ class AsyncBranch(AsyncHead):
 
         Which of its messages were new depends on the head of the time, so the lists are compared here.
         """
-        written = None if save.write_id is None else await self._written(save.write_id)
-        if written is None:
+        rows = [] if save.write_id is None else await self._written(save.write_id)
+        if not rows:
             return None
-        turn_index, sub_step, phase = written
-        found = (await read_checkpoints(self._database, [(self.conversation_id, self.branch, turn_index, sub_step)]))[1]
-        stored = (found.message_texts, _listed(found.tool_calls_text), _listed(found.tool_results_text))
+        ((turn_index, sub_step, phase),) = rows
+        found = await self._read_at(turn_index, sub_step)
+        calls = found.tool_calls_text
+        if phase == FINAL_PHASE and calls is None and save.content.tool_calls is not None and save.write_id is not None:
+            opening = await self.first_outcome(_opening_id(save.write_id), "input")
+            calls = (await self._read_at(opening.turn_index, 0)).tool_calls_text if opening else None
+        stored = (found.message_texts, _listed(calls), _listed(found.tool_results_text))
         given = (save.content.messages, _listed(save.content.tool_calls), _listed(save.content.tool_results))
         if (phase == FINAL_PHASE) != (save.phase == FINAL_PHASE) or not all(map(spans.same_values, stored, given)):
             self._refuse("write_id_reused", turn_index, sub_step, None)
@@ -237,7 +255,8 @@ class AsyncBranch(AsyncHead):
         content = _writes.content((), None, None, UNCHANGED)
         self._database.check_usable()
         async with self._lock:
-            if not calls or any(call.place not in [one.place for one in self._pending] for call in calls):
+            known = calls and all(call.place in [one.place for one in self._pending] for call in calls)
+            if not known and (write_id is None or not await self.first_outcome(write_id, "started")):
                 names = ", ".join(map(str, self._pending)) or "none"
                 raise UnknownToolCallError(f"calls: pending are {names}, and at least one of them is needed", calls)
             places = [call.place for call in calls]
@@ -375,8 +394,15 @@ class AsyncBranch(AsyncHead):
     async def _turn_again(self, turn_index: int) -> Saved:
         """The newest checkpoint of a turn that its key has begun before."""
         await self._read_head()
-        ((sub_step, phase),) = await self._database.fetch("turn_head", {**self._place, "turn": turn_index})
-        return Saved(self.branch, turn_index, sub_step, True, phase == FINAL_PHASE)
+        rows = await self._database.fetch("turn_head", {**self._place, "turn": turn_index})
+        for sub_step, phase in rows:
+            return Saved(self.branch, turn_index, sub_step, True, phase == FINAL_PHASE)
+        raise NotFoundError(f"{self._name} is not there any more")
+
+
+def _opening_id(write_id: uuid.UUID) -> uuid.UUID:
+    """The write id of the turn's opening where one call opens and ends a turn."""
+    return uuid.uuid5(write_id, "input")
 
 
 def _phase(content: Content) -> str:

@@ -161,23 +161,27 @@ class AsyncHead:
         return (self.turn_index + 1, 0) if phase == "input" else (self.turn_index, self.sub_step + 1)
 
     async def _read_head(self) -> Checkpoint:
-        found = await read_checkpoints(self._database, [(self.conversation_id, self.branch, None, None)])
+        head = await self._read_at(None, None)
+        self._take(head)
+        return head
+
+    async def _read_at(self, turn_index: int | None, sub_step: int | None) -> Checkpoint:
+        found = await read_checkpoints(self._database, [(self.conversation_id, self.branch, turn_index, sub_step)])
         if 1 not in found:
             raise NotFoundError(f"{self._name} is not there any more")
-        self._take(found[1])
         return found[1]
 
     async def first_outcome(self, write_id: uuid.UUID, phase: str) -> Saved | None:
         """What a write of that id and phase came to on this branch, if it was made."""
-        found = await self._written(write_id)
-        if found is None or found[2] != phase:
-            return None
-        return Saved(self.branch, *found[:2], True, phase == FINAL_PHASE)
+        for turn_index, sub_step, stored_phase in await self._written(write_id):
+            if stored_phase == phase:
+                return Saved(self.branch, turn_index, sub_step, True, phase == FINAL_PHASE)
+        return None
 
-    async def _written(self, write_id: uuid.UUID) -> tuple[int, int, str] | None:
-        """The turn_index, sub_step and phase of the checkpoint that has a write id on this branch."""
+    async def _written(self, write_id: uuid.UUID) -> list[tuple[int, int, str]]:
+        """Where a write id stands on this branch, and as what; or nothing."""
         rows = await self._database.fetch("written", {**self._place, "write_id": write_id})
-        return (int(rows[0][0]), int(rows[0][1]), str(rows[0][2])) if rows else None
+        return [(turn_index, sub_step, phase) for turn_index, sub_step, phase in rows]
 
     async def _write(
         self,

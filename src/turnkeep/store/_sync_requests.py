@@ -87,6 +87,8 @@ def reply(database: Database, conversation_id: uuid.UUID, name: str, key: str) -
     ((branch, turn, sub_step, phase, status, at_turn, failure),) = rows
     if phase == FINAL_PHASE:
         found = read_checkpoints(database, [(conversation_id, branch, turn, sub_step)])
+        if 1 not in found:
+            raise NotFoundError(f"conversation {name!r} is not there any more")
         return Reply(key, found[1])
     if status in _STOPPED:
         why = json.loads(failure) if failure else {}
@@ -105,7 +107,10 @@ def reply(database: Database, conversation_id: uuid.UUID, name: str, key: str) -
 
 def _whereabouts(database: Database, conversation_id: uuid.UUID, key: str) -> str:
     """How far a request has come, in words."""
-    ((_, turn, _, _, status, *_),) = _progress(database, conversation_id, key)
+    rows = _progress(database, conversation_id, key)
+    if not rows:
+        return "unless it has been erased"
+    ((_, turn, _, _, status, *_),) = rows
     if turn is None:
         return f"and nobody has taken it up (its branch is {status}): see that a worker serves the conversation's agent"
     return f"and turn {turn} is at it (its branch is {status})"

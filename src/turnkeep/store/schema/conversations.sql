@@ -9,6 +9,12 @@ CREATE OR REPLACE FUNCTION {schema}.create_v2(
 DECLARE
     v_now timestamptz := {schema}.clock();
 BEGIN
+    -- Not by the branch alone: branch 0 may have been deleted, and is not made again.
+    PERFORM FROM {schema}.conversation AS v WHERE v.conversation_id = p_conversation;
+    IF FOUND THEN
+        outcome := 'there';
+        RETURN;
+    END IF;
     IF p_parent IS NOT NULL THEN  -- held until this commits: an erasure of the parent then finds its child
         PERFORM FROM {schema}.conversation AS v WHERE v.conversation_id = p_parent FOR KEY SHARE;
         IF NOT FOUND THEN
@@ -19,11 +25,14 @@ BEGIN
     INSERT INTO {schema}.branch (conversation_id, branch, name, turn_started_at, updated_at)
     VALUES (p_conversation, 0, 'main', v_now, v_now)
     ON CONFLICT DO NOTHING;
+    IF NOT FOUND THEN  -- somebody has just made both: an erasure may take both away before the next statement
+        outcome := 'there';
+        RETURN;
+    END IF;
     INSERT INTO {schema}.conversation (conversation_id, external_id, agent_id, created_at, tenant,
                                        parent_conversation_id, title, tags, metadata)
-    VALUES (p_conversation, p_external_id, p_agent, v_now, p_tenant, p_parent, p_title, p_tags, p_metadata)
-    ON CONFLICT DO NOTHING;
-    outcome := CASE WHEN FOUND THEN 'created' ELSE 'there' END;
+    VALUES (p_conversation, p_external_id, p_agent, v_now, p_tenant, p_parent, p_title, p_tags, p_metadata);
+    outcome := 'created';
 END $$;
 
 -- What release 0.1 calls. Goes with the release after the next.
@@ -64,14 +73,22 @@ BEGIN
 END $$;
 
 -- Ends a conversation: its branches take no writes and no requests until it is reopened, and keep what they have.
--- 'lease_held' while somebody runs one of them.
+-- 'lease_held' while somebody runs one of them. One that waits for a worker keeps its ready_at, by which reopen_v1
+-- knows it.
 CREATE OR REPLACE FUNCTION {schema}.end_v1(
     p_conversation uuid, OUT outcome text, OUT branch int, OUT lease_owner text, OUT lease_until timestamptz
 ) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_now timestamptz := {schema}.clock();
+    v_locked int := -1;
+    v_rows int;
 BEGIN
-    PERFORM FROM {schema}.branch AS b WHERE b.conversation_id = p_conversation ORDER BY b.branch FOR NO KEY UPDATE;
+    LOOP  -- until no fork can have added one
+        PERFORM FROM {schema}.branch AS b WHERE b.conversation_id = p_conversation ORDER BY b.branch FOR NO KEY UPDATE;
+        GET DIAGNOSTICS v_rows = ROW_COUNT;
+        EXIT WHEN v_rows = v_locked;
+        v_locked := v_rows;
+    END LOOP;
     SELECT 'lease_held', b.branch, b.lease_owner, b.lease_until
     INTO end_v1.outcome, end_v1.branch, end_v1.lease_owner, end_v1.lease_until
     FROM {schema}.branch AS b WHERE b.conversation_id = p_conversation AND b.lease_until > v_now
@@ -79,7 +96,8 @@ BEGIN
     IF FOUND THEN
         RETURN;
     END IF;
-    UPDATE {schema}.branch AS b SET status = 'ended', ready_at = NULL, not_before = NULL, attempts = 0,
+    UPDATE {schema}.branch AS b SET status = 'ended', attempts = 0,
+        ready_at = CASE b.status WHEN 'running' THEN v_now ELSE b.ready_at END,
         lease_owner = NULL, lease_token = 0, lease_until = NULL,
         updated_at = greatest(v_now, b.updated_at + interval '1 microsecond')
     WHERE b.conversation_id = p_conversation AND b.status <> 'ended';
@@ -88,7 +106,8 @@ BEGIN
     outcome := CASE WHEN FOUND THEN 'ended' ELSE 'not_found' END;
 END $$;
 
--- Takes an end back: each branch is as it was before, and those with a request that waits are ready.
+-- Takes an end back: each branch is as it was before. One whose worker had died waits for another. A fork that
+-- nobody has gone on with is idle, though its turn is open.
 CREATE OR REPLACE FUNCTION {schema}.reopen_v1(p_conversation uuid, OUT outcome text)
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -96,12 +115,20 @@ DECLARE
 BEGIN
     PERFORM FROM {schema}.branch AS b WHERE b.conversation_id = p_conversation ORDER BY b.branch FOR NO KEY UPDATE;
     UPDATE {schema}.branch AS b SET
-        status = s.status, ready_at = CASE s.status WHEN 'ready' THEN v_now END,
+        status = s.status, ready_at = CASE s.status WHEN 'ready' THEN coalesce(b.ready_at, v_now) END,
         updated_at = greatest(v_now, b.updated_at + interval '1 microsecond')
     FROM {schema}.branch AS o
     CROSS JOIN LATERAL (SELECT CASE
         WHEN o.failure IS NOT NULL THEN CASE o.failure ->> 'type' WHEN 'waiting' THEN 'waiting' ELSE 'failed' END
-        WHEN {schema}.turn_is_open(o.conversation_id, o.branch, o.lineage, o.turn_index, o.sub_step) THEN 'open'
+        WHEN {schema}.turn_is_open(o.conversation_id, o.branch, o.lineage, o.turn_index, o.sub_step) THEN CASE
+            WHEN o.ready_at IS NOT NULL THEN 'ready'
+            WHEN EXISTS (
+                SELECT FROM {schema}.checkpoint AS c
+                WHERE c.conversation_id = o.conversation_id AND c.branch = o.branch
+                    AND c.turn_index = o.turn_index AND c.sub_step = o.sub_step AND c.origin_conversation IS NULL)
+                THEN 'open'
+            ELSE 'idle'
+        END
         WHEN {schema}.request_waits(o.conversation_id, o.branch) THEN 'ready'
         ELSE 'idle'
     END AS status) AS s

@@ -169,7 +169,7 @@ END $$;
 -- Null where there is none. A write id that comes with other content is 'write_id_reused'.
 CREATE OR REPLACE FUNCTION {schema}.earlier_outcome(
     p_conversation uuid, p_branch int, p_write_id uuid, p_phase text, p_count int, p_messages json,
-    p_tool_calls json, p_tool_results json, p_key text, p_digest bytea, p_parts int[],
+    p_tool_calls json, p_tool_results json, p_answers int[], p_key text, p_digest bytea, p_parts int[],
     OUT outcome text, OUT branch int, OUT turn_index int, OUT sub_step int
 ) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -189,6 +189,7 @@ BEGIN
             WHEN c.phase = p_phase
                 AND {schema}.shown(c.tool_calls) IS NOT DISTINCT FROM {schema}.shown(p_tool_calls)
                 AND {schema}.shown(c.tool_results) IS NOT DISTINCT FROM {schema}.shown(p_tool_results)
+                AND (p_phase <> 'started' OR c.answers IS NOT DISTINCT FROM p_answers)
                 AND {schema}.has_written(c, p_count, p_messages, p_parts)
             THEN 'repeated'
             ELSE 'write_id_reused'
@@ -250,7 +251,7 @@ END $$;
 -- Why a write was refused; or the outcome of the same write, if it has been made a moment ago.
 CREATE OR REPLACE FUNCTION {schema}.save_refusal(
     p_conversation uuid, p_branch int, p_token bigint, p_write_id uuid, p_phase text, p_count int, p_messages json,
-    p_tool_calls json, p_tool_results json, p_key text, p_digest bytea, p_parts int[],
+    p_tool_calls json, p_tool_results json, p_answers int[], p_key text, p_digest bytea, p_parts int[],
     OUT outcome text, OUT branch int, OUT turn_index int, OUT sub_step int, OUT lease_until timestamptz
 ) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -259,7 +260,7 @@ BEGIN
     SELECT e.outcome, e.branch, e.turn_index, e.sub_step
     INTO save_refusal.outcome, save_refusal.branch, save_refusal.turn_index, save_refusal.sub_step
     FROM {schema}.earlier_outcome(p_conversation, p_branch, p_write_id, p_phase, p_count, p_messages,
-                                  p_tool_calls, p_tool_results, p_key, p_digest, p_parts) AS e;
+                                  p_tool_calls, p_tool_results, p_answers, p_key, p_digest, p_parts) AS e;
     IF outcome IS NOT NULL THEN
         RETURN;
     END IF;
@@ -353,7 +354,7 @@ BEGIN
         SELECT e.outcome, e.branch, e.turn_index, e.sub_step
         INTO save_v1.outcome, save_v1.branch, save_v1.turn_index, save_v1.sub_step
         FROM {schema}.earlier_outcome(p_conversation, p_branch, p_write_id, p_phase, p_count, p_messages,
-                                      p_tool_calls, p_tool_results, p_key, p_digest, p_parts) AS e;
+                                      p_tool_calls, p_tool_results, p_answers, p_key, p_digest, p_parts) AS e;
         IF outcome IS NOT NULL THEN
             RETURN;
         END IF;
@@ -386,7 +387,7 @@ BEGIN
         SELECT r.outcome, r.branch, r.turn_index, r.sub_step, r.lease_until
         INTO save_v1.outcome, save_v1.branch, save_v1.turn_index, save_v1.sub_step, save_v1.lease_until
         FROM {schema}.save_refusal(p_conversation, p_branch, p_token, p_write_id, p_phase, p_count, p_messages,
-                                   p_tool_calls, p_tool_results, p_key, p_digest, p_parts) AS r;
+                                   p_tool_calls, p_tool_results, p_answers, p_key, p_digest, p_parts) AS r;
         RETURN;
     END IF;
 
