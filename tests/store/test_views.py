@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import psycopg
 import pytest
 
-from turnkeep import AsyncStore
+from tests.store.plain_sql import connect
+from turnkeep import AsyncStore, RawJSON
 
 PUBLISHED = (
     "SELECT * FROM agent_checkpoints WHERE conversation_id = %s ORDER BY turn_index DESC, created_at DESC LIMIT 1"
@@ -18,7 +18,39 @@ COLUMNS = [
     ("parent_turn_id", "bigint"), ("created_at", "timestamp with time zone"), ("messages", "jsonb"),
     ("tool_calls", "jsonb"), ("tool_results", "jsonb"), ("state", "jsonb"), ("embedding", "vector"),
     ("branch", "integer"), ("sub_step", "integer"), ("phase", "text"),
+    ("parent_turn_index", "integer"), ("parent_sub_step", "integer"), ("parent_branch", "integer"),
 ]  # fmt: skip
+MESSAGES = [
+    ("conversation_id", "uuid"), ("branch", "integer"), ("index", "integer"), ("role", "text"), ("body", "jsonb"),
+    ("body_text", "text"),
+]  # fmt: skip
+PENDING = [
+    ("conversation_id", "uuid"), ("branch", "integer"), ("turn_index", "integer"), ("sub_step", "integer"),
+    ("index", "integer"), ("call_id", "text"), ("name", "text"), ("call", "jsonb"), ("attempts", "integer"),
+    ("uncertain", "boolean"), ("issued_conversation", "uuid"), ("issued_branch", "integer"),
+    ("issued_at", "timestamp with time zone"), ("agent_id", "text"), ("status", "text"), ("lease_owner", "text"),
+    ("lease_until", "timestamp with time zone"),
+]  # fmt: skip
+PUBLIC = {
+    "agent_checkpoints": COLUMNS, "all_checkpoints": COLUMNS, "agent_messages": MESSAGES, "all_messages": MESSAGES,
+    "pending_calls": PENDING,
+}  # fmt: skip
+BY_PLACE = """
+    ON p.conversation_id = w.conversation_id AND p.turn_index = w.parent_turn_index
+        AND p.sub_step = w.parent_sub_step AND p.branch = w.parent_branch
+"""
+BY_ID = "ON p.conversation_id = w.conversation_id AND p.id = w.parent_turn_id"
+
+def walk(join: str) -> str:
+    """The whole history, from the newest checkpoint back."""
+    return f"""
+        WITH RECURSIVE walk AS (
+            (SELECT * FROM agent_checkpoints WHERE conversation_id = %s
+             ORDER BY turn_index DESC, created_at DESC LIMIT 1)
+            UNION ALL
+            SELECT p.* FROM walk AS w JOIN agent_checkpoints AS p {join}
+        ) SELECT turn_index, sub_step, branch FROM walk
+        """
 
 
 async def talk(store: AsyncStore, name: str, turns: int, first: int = 0, agent: str = "support") -> Any:
@@ -32,20 +64,16 @@ async def talk(store: AsyncStore, name: str, turns: int, first: int = 0, agent: 
     return branch
 
 
-def connect(dsn: str) -> psycopg.Connection[Any]:
-    return psycopg.connect(dsn, autocommit=True, options="-c search_path=turnkeep,public")
-
-
 @pytest.mark.pgvector
-@pytest.mark.parametrize("view", ["agent_checkpoints", "all_checkpoints"])
-async def test_the_columns_are_those_that_are_published(store: AsyncStore, dsn: str, view: str) -> None:
+@pytest.mark.parametrize("view", PUBLIC)
+def test_the_columns_are_those_that_are_published(dsn: str, view: str) -> None:
     with connect(dsn) as connection:
         rows = connection.execute(
             "SELECT attname, format_type(atttypid, NULL) FROM pg_attribute"
             " WHERE attrelid = %s::regclass AND attnum > 0 ORDER BY attnum",
             (view,),
         ).fetchall()
-    assert rows == COLUMNS
+    assert rows == PUBLIC[view]
 
 
 async def test_the_published_query_gives_the_newest_checkpoint_whole(store: AsyncStore, dsn: str) -> None:
@@ -97,7 +125,7 @@ async def test_the_reference_view_follows_the_current_branch_with_its_history(st
     query = "SELECT turn_index, sub_step, branch FROM agent_checkpoints ORDER BY turn_index, sub_step"
     with connect(dsn) as connection:
         assert {row[2] for row in connection.execute(query)} == {0}
-        connection.execute("UPDATE conversation SET current_branch = 1")
+        await store.switch("c", 1)
         assert connection.execute(query).fetchall() == [
             *((turn, sub_step, 0) for turn in (0, 1) for sub_step in range(4)),
             (2, 0, 1),
@@ -134,30 +162,51 @@ async def test_values_too_large_to_show_do_not_fail_a_query(store: AsyncStore, d
     assert "87000014 bytes" in row[0]["turnkeep_unrepresentable"]
 
 
-async def test_lookups_by_agent_use_an_index(store: AsyncStore, dsn: str) -> None:
-    await talk(store, "c", 1)
-    await talk(store, "d", 1, agent="sales")
+@pytest.mark.parametrize("join", [BY_PLACE, BY_ID], ids=["place", "id"])
+async def test_the_recursive_walk_gives_the_whole_history(store: AsyncStore, dsn: str, join: str) -> None:
+    branch = await talk(store, "c", 3)
+    fork = await store.fork("c", at=(1, 1))
+    await fork.save(tool_results=[{"tool_call_id": "call_1"}], final=True)
+    await talk(store, "other", 1)
     with connect(dsn) as connection:
-        rows = connection.execute("SELECT DISTINCT conversation_id FROM agent_checkpoints WHERE agent_id = 'sales'")
-        assert len(rows.fetchall()) == 1
-        connection.execute("SET enable_seqscan = off")
-        plan = connection.execute("EXPLAIN SELECT id FROM agent_checkpoints WHERE agent_id = 'sales'").fetchall()
-    assert "checkpoint_agent" in str(plan)
+        rows = connection.execute(walk(join), (branch.conversation_id,)).fetchall()
+        assert rows == [(turn, sub_step, 0) for turn in (2, 1, 0) for sub_step in (3, 2, 1, 0)]
+        await store.switch("c", fork.branch)
+        expected = [(1, 2, 1), (1, 1, 0), (1, 0, 0), *((0, sub_step, 0) for sub_step in (3, 2, 1, 0))]
+        assert connection.execute(walk(join), (branch.conversation_id,)).fetchall() == expected
 
 
-async def test_the_recursive_walk_reaches_the_first_checkpoint(store: AsyncStore, dsn: str) -> None:
-    branch = await talk(store, "c", 5)
+async def test_the_messages_at_a_head_come_one_by_one_in_order(store: AsyncStore, dsn: str) -> None:
+    branch = await talk(store, "c", 2)
+    await talk(store, "other", 1)
+    fork = await store.fork("c", at=(0, 1), name="retry")
+    exact = RawJSON(r'{"role":"tool", "content":"\u0000", "n": 1e5000}')
+    await fork.save([exact], tool_results=[1], answers=fork.pending, final=True)
+    query = "SELECT index, role, body, body_text FROM agent_messages WHERE conversation_id = %s"
+    for number in (branch.branch, fork.branch):
+        await store.switch("c", number)
+        restored = await store.restore("c")
+        with connect(dsn) as connection:
+            rows = connection.execute(query, (branch.conversation_id,)).fetchall()
+            every = connection.execute(
+                "SELECT index, role, body, body_text FROM all_messages WHERE conversation_id = %s AND branch = %s"
+                " ORDER BY index",
+                (branch.conversation_id, number),
+            ).fetchall()
+        assert [row[0] for row in rows] == list(range(len(restored.message_texts)))
+        assert tuple(row[3] for row in rows) == restored.message_texts
+        assert every == rows
+    assert [row[1] for row in rows] == ["user", "assistant", "tool"]
+    assert rows[0][2] == {"role": "user", "content": "question 0"}
+    assert "turnkeep_unrepresentable" in rows[2][2]
+
+
+async def test_the_messages_of_a_list_that_was_put_together_anew_are_in_its_order(store: AsyncStore, dsn: str) -> None:
+    branch = await talk(store, "c", 3)
+    kept = branch.messages
+    await branch.begin_turn({"role": "user", "content": "go on"})
+    await branch.save_all([{"role": "system", "content": "a summary"}, *kept[8:], kept[0]])
     with connect(dsn) as connection:
-        rows = connection.execute(
-            """
-            WITH RECURSIVE walk AS (
-                (SELECT id, conversation_id, parent_turn_id FROM agent_checkpoints WHERE conversation_id = %s
-                 ORDER BY turn_index DESC, created_at DESC LIMIT 1)
-                UNION ALL
-                SELECT p.id, p.conversation_id, p.parent_turn_id FROM walk AS w
-                JOIN agent_checkpoints AS p ON p.conversation_id = w.conversation_id AND p.id = w.parent_turn_id
-            ) SELECT count(*) FROM walk
-            """,
-            (branch.conversation_id,),
-        ).fetchall()
-    assert rows == [(20,)]
+        rows = connection.execute("SELECT index, body FROM agent_messages").fetchall()
+    assert rows == list(enumerate((await store.restore("c")).messages))
+    assert len(rows) == 6

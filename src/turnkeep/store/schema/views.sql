@@ -91,8 +91,12 @@ FROM {schema}.checkpoint AS c;
 CREATE OR REPLACE VIEW {schema}.agent_checkpoints AS
 SELECT a.*
 FROM {schema}.all_checkpoints AS a
-JOIN {schema}.conversation AS v ON v.conversation_id = a.conversation_id
-JOIN {schema}.branch AS b ON b.conversation_id = v.conversation_id AND b.branch = v.current_branch
+-- LEFT, so that the planner comes to the conversation by way of the checkpoint. A walk along the parents would else
+-- begin with the conversation, and read all of its checkpoints at each step.
+LEFT JOIN (
+    {schema}.conversation AS v
+    JOIN {schema}.branch AS b ON b.conversation_id = v.conversation_id AND b.branch = v.current_branch
+) ON v.conversation_id = a.conversation_id
 -- CASE, since the planner takes an equation with a function for rare, and would then read and sort everything.
 WHERE CASE
     WHEN b.lineage = '{{}}' THEN a.branch = b.branch
