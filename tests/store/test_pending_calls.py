@@ -35,9 +35,10 @@ CALLS: list[Any] = [
     5,
     None,
 ]  # fmt: skip
-COLUMNS = (
-    "turn_index, sub_step, index, issued_conversation, issued_branch, attempts, uncertain, call_id, name, call::text"
-)
+ROWS = """
+SELECT turn_index, sub_step, index, issued_conversation, issued_branch, attempts, uncertain, call_id, name, call::text
+FROM pending_calls WHERE conversation_id = %s AND branch = %s ORDER BY sub_step, index
+"""
 
 
 def as_text(text: str | None) -> str | None:
@@ -103,11 +104,7 @@ async def test_the_view_says_what_the_store_says(store: AsyncStore, dsn: str, se
         for branch in branches:
             head = await store.restore(branch.external_id, branch=branch.branch)
             assert [one.place for one in head.pending] == [one.place for one in branch.pending]
-            rows = connection.execute(
-                f"SELECT {COLUMNS} FROM pending_calls WHERE conversation_id = %s AND branch = %s"
-                " ORDER BY sub_step, index",
-                (branch.conversation_id, branch.branch),
-            ).fetchall()
+            rows = connection.execute(ROWS, (branch.conversation_id, branch.branch)).fetchall()
             assert [row[:-1] for row in rows] == [expected(call) for call in head.pending]
             for (*_, shown), call in zip(rows, head.pending, strict=True):
                 if "turnkeep_unrepresentable" not in shown:

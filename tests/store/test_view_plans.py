@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -16,24 +15,26 @@ from turnkeep.embedded import EmbeddedPostgres
 
 LONG = uuid.UUID(int=1)
 SOME = uuid.UUID(int=77)
-# A conversation of one turn of 6,000 sub-steps, and 700 of ten turns of two checkpoints each. Every hundredth is stopped.
+# A conversation of one turn of 6,000 sub-steps, and 700 of ten turns of two checkpoints each, some of them stopped.
 FILL = """
 INSERT INTO conversation (conversation_id, external_id, agent_id, created_at)
 SELECT lpad(to_hex(n), 32, '0')::uuid, n, 'agent ' || n % 50, now() FROM generate_series(1, 701) AS n;
-INSERT INTO branch (conversation_id, branch, name, status, turn_index, sub_step, next_position, turn_started_at, updated_at)
-SELECT conversation_id, 0, 'main', CASE external_id::int % 100 WHEN 99 THEN 'failed' WHEN 98 THEN 'waiting' ELSE 'idle' END,
+INSERT INTO branch (conversation_id, branch, name, status,
+    turn_index, sub_step, next_position, turn_started_at, updated_at)
+SELECT conversation_id, 0, 'main',
+    CASE external_id::int % 100 WHEN 99 THEN 'failed' WHEN 98 THEN 'waiting' ELSE 'idle' END,
     CASE external_id WHEN '1' THEN 0 ELSE 9 END, CASE external_id WHEN '1' THEN 5999 ELSE 1 END, 20, now(), now()
 FROM conversation;
-INSERT INTO checkpoint (conversation_id, turn_index, sub_step, branch, parent_turn_index, parent_sub_step, parent_branch, phase,
-    agent_id, created_at, write_id, spans, state)
+INSERT INTO checkpoint (conversation_id, turn_index, sub_step, branch,
+    parent_turn_index, parent_sub_step, parent_branch, phase, agent_id, created_at, write_id, spans, state)
 SELECT conversation_id, n / 2, n % 2, 0, (n - 1) / 2, (n - 1) % 2, 0, CASE n % 2 WHEN 0 THEN 'input' ELSE 'final' END,
     agent_id, now() + n * interval '1 s', gen_random_uuid(), ARRAY[0, 0, n + 1],
     json_build_object('flags', json_build_object('requires_human_input', external_id = '78' AND n = 19))
 FROM conversation CROSS JOIN generate_series(0, 19) AS n WHERE external_id <> '1' ORDER BY random();
 UPDATE checkpoint SET parent_turn_index = NULL, parent_sub_step = NULL, parent_branch = NULL
 WHERE turn_index = 0 AND sub_step = 0;
-INSERT INTO checkpoint (conversation_id, turn_index, sub_step, branch, parent_turn_index, parent_sub_step, parent_branch, phase,
-    agent_id, created_at, write_id, spans)
+INSERT INTO checkpoint (conversation_id, turn_index, sub_step, branch,
+    parent_turn_index, parent_sub_step, parent_branch, phase, agent_id, created_at, write_id, spans)
 SELECT conversation_id, 0, n, 0, CASE WHEN n > 0 THEN 0 END, CASE WHEN n > 0 THEN n - 1 END, CASE WHEN n > 0 THEN 0 END,
     'step', agent_id, now() + n * interval '1 s', gen_random_uuid(), '{0,0,20}'
 FROM conversation CROSS JOIN generate_series(0, 5999) AS n WHERE external_id = '1';
@@ -118,7 +119,7 @@ def test_stopped_branches_go_by_an_index(filled: str) -> None:
 @pytest.mark.parametrize("status", ["ready", "running", "open"])
 def test_branches_at_work_go_by_an_index(filled: str, status: str) -> None:
     with connect(filled) as connection:
-        nodes = explain(connection, f"SELECT * FROM branch WHERE status = '{status}'")
+        nodes = explain(connection, "SELECT * FROM branch WHERE status = %s", status)
     assert f"branch_{status}" in [node.get("Index Name") for node in nodes]
 
 

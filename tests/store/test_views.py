@@ -35,22 +35,19 @@ PUBLIC = {
     "agent_checkpoints": COLUMNS, "all_checkpoints": COLUMNS, "agent_messages": MESSAGES, "all_messages": MESSAGES,
     "pending_calls": PENDING,
 }  # fmt: skip
-BY_PLACE = """
-    ON p.conversation_id = w.conversation_id AND p.turn_index = w.parent_turn_index
-        AND p.sub_step = w.parent_sub_step AND p.branch = w.parent_branch
+WALK = """
+WITH RECURSIVE walk AS (
+    (SELECT * FROM agent_checkpoints WHERE conversation_id = %s ORDER BY turn_index DESC, created_at DESC LIMIT 1)
+    UNION ALL
+    SELECT p.* FROM walk AS w JOIN agent_checkpoints AS p
+        ON p.conversation_id = w.conversation_id AND
+) SELECT turn_index, sub_step, branch FROM walk
 """
-BY_ID = "ON p.conversation_id = w.conversation_id AND p.id = w.parent_turn_id"
-
-def walk(join: str) -> str:
-    """The whole history, from the newest checkpoint back."""
-    return f"""
-        WITH RECURSIVE walk AS (
-            (SELECT * FROM agent_checkpoints WHERE conversation_id = %s
-             ORDER BY turn_index DESC, created_at DESC LIMIT 1)
-            UNION ALL
-            SELECT p.* FROM walk AS w JOIN agent_checkpoints AS p {join}
-        ) SELECT turn_index, sub_step, branch FROM walk
-        """
+BY_PLACE = WALK.replace(
+    "AND\n",
+    "AND p.turn_index = w.parent_turn_index AND p.sub_step = w.parent_sub_step AND p.branch = w.parent_branch\n",
+)
+BY_ID = WALK.replace("AND\n", "AND p.id = w.parent_turn_id\n")
 
 
 async def talk(store: AsyncStore, name: str, turns: int, first: int = 0, agent: str = "support") -> Any:
@@ -162,18 +159,18 @@ async def test_values_too_large_to_show_do_not_fail_a_query(store: AsyncStore, d
     assert "87000014 bytes" in row[0]["turnkeep_unrepresentable"]
 
 
-@pytest.mark.parametrize("join", [BY_PLACE, BY_ID], ids=["place", "id"])
-async def test_the_recursive_walk_gives_the_whole_history(store: AsyncStore, dsn: str, join: str) -> None:
+@pytest.mark.parametrize("walk", [BY_PLACE, BY_ID], ids=["place", "id"])
+async def test_the_recursive_walk_gives_the_whole_history(store: AsyncStore, dsn: str, walk: str) -> None:
     branch = await talk(store, "c", 3)
     fork = await store.fork("c", at=(1, 1))
     await fork.save(tool_results=[{"tool_call_id": "call_1"}], final=True)
     await talk(store, "other", 1)
     with connect(dsn) as connection:
-        rows = connection.execute(walk(join), (branch.conversation_id,)).fetchall()
+        rows = connection.execute(walk.encode(), (branch.conversation_id,)).fetchall()
         assert rows == [(turn, sub_step, 0) for turn in (2, 1, 0) for sub_step in (3, 2, 1, 0)]
         await store.switch("c", fork.branch)
         expected = [(1, 2, 1), (1, 1, 0), (1, 0, 0), *((0, sub_step, 0) for sub_step in (3, 2, 1, 0))]
-        assert connection.execute(walk(join), (branch.conversation_id,)).fetchall() == expected
+        assert connection.execute(walk.encode(), (branch.conversation_id,)).fetchall() == expected
 
 
 async def test_the_messages_at_a_head_come_one_by_one_in_order(store: AsyncStore, dsn: str) -> None:
