@@ -30,8 +30,8 @@ RETURNED = "turn_index, sub_step, phase, branch"
 VECTOR = "[" + ",".join(["0.5"] * 768) + "]"
 # A conversation, written again under another id.
 COPY = """
-INSERT INTO agent_checkpoints (conversation_id, turn_index, agent_id, messages, tool_calls, tool_results, state, embedding,
-    sub_step, phase)
+INSERT INTO agent_checkpoints (conversation_id, turn_index, agent_id, messages, tool_calls, tool_results, state,
+    embedding, sub_step, phase)
 SELECT %s, turn_index, agent_id, messages, tool_calls, tool_results, state, embedding, sub_step, phase
 FROM agent_checkpoints ORDER BY turn_index, sub_step
 """

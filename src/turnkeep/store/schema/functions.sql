@@ -93,20 +93,24 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.shown(p_value json) RETURNS jsonb LANGUAGE plpgsql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_value jsonb;
+    v_long boolean;
 BEGIN
     IF pg_catalog.octet_length(p_value::text) > 16777216 THEN
         RETURN pg_catalog.jsonb_build_object('turnkeep_unrepresentable',
             pg_catalog.format('%s bytes of JSON: too large to show', pg_catalog.octet_length(p_value::text)));
     END IF;
     v_value := p_value::jsonb;
-    -- jsonb spells exponents out: a short text can become one that no query can return.
-    IF p_value::text ~ '[0-9][eE][+-]?[0-9]{{3}}|[0-9]{{255}}' THEN
-        IF pg_catalog.octet_length(v_value::text) > 33554432 THEN
-            RETURN pg_catalog.jsonb_build_object('turnkeep_unrepresentable', 'numbers too long to spell out');
-        END IF;
-        IF pg_catalog.jsonb_path_exists(v_value, '$.** ? (@.type() == "number" && (@ >= 1e4300 || @ <= -1e4300))') THEN
-            RETURN pg_catalog.jsonb_build_object('turnkeep_unrepresentable', 'a number of more than 4300 digits');
-        END IF;
+    -- jsonb spells exponents out: a short text can become one that no query can return, and a long one by many short ones.
+    v_long := p_value::text ~ '[0-9][eE][+-]?[0-9]{{3}}|[0-9]{{255}}';
+    IF (v_long OR pg_catalog.octet_length(p_value::text) > 1048576)
+        AND pg_catalog.octet_length(v_value::text) > 33554432
+    THEN
+        RETURN pg_catalog.jsonb_build_object('turnkeep_unrepresentable', 'numbers too long to spell out');
+    END IF;
+    IF v_long
+        AND pg_catalog.jsonb_path_exists(v_value, '$.** ? (@.type() == "number" && (@ >= 1e4300 || @ <= -1e4300))')
+    THEN
+        RETURN pg_catalog.jsonb_build_object('turnkeep_unrepresentable', 'a number of more than 4300 digits');
     END IF;
     RETURN v_value;
 EXCEPTION WHEN OTHERS THEN
@@ -139,7 +143,7 @@ BEGIN
             pg_catalog.format('%s bytes of messages, spelled out: too large to show', pg_catalog.octet_length(v_text)));
     END IF;
     RETURN v_text::jsonb;
-EXCEPTION WHEN program_limit_exceeded THEN
+EXCEPTION WHEN program_limit_exceeded OR statement_too_complex THEN
     RETURN pg_catalog.jsonb_build_object('turnkeep_unrepresentable', SQLERRM);
 END $$;
 
