@@ -171,7 +171,7 @@ def test_what_is_not_there_is_3(dsn: str, reference: str) -> None:
 
 
 async def test_a_missing_branch_or_checkpoint_is_3(dsn: str, talk: turnkeep.AsyncBranch) -> None:
-    for arguments in (("ticket-42", "--branch", "9"), ("ticket-42@0.2",), ("ticket-42@5.0", "--history")):
+    for arguments in (("ticket-42:9",), ("ticket-42@0.2",), ("ticket-42@5.0", "--history")):
         ran = run("show", *arguments, "--json", dsn=dsn)
         assert (ran.code, ran.out) == (3, "")
         assert json.loads(ran.err)["error"] == "NotFoundError"

@@ -90,8 +90,8 @@ async def test_show_says_where_it_stands_and_what_is_pending(dsn: str, talk: tur
 
 async def test_calls_on_a_fork_are_uncertain(dsn: str, store: turnkeep.AsyncStore, talk: turnkeep.AsyncBranch) -> None:
     fork = await store.fork("ticket-42", name="retry")
-    assert "uncertain" in run("show", "ticket-42", "--branch", str(fork.branch), dsn=dsn).out
-    checkpoint = json.loads(run("show", "ticket-42", "-b", str(fork.branch), "--json", dsn=dsn).out)
+    assert "uncertain" in run("show", f"ticket-42:{fork.branch}", dsn=dsn).out
+    checkpoint = json.loads(run("show", f"ticket-42:{fork.branch}", "--json", dsn=dsn).out)
     assert checkpoint["pending"] == [{"turn_index": 0, "sub_step": 1, "index": 0, "uncertain": True, "call": CALL}]
     assert checkpoint["branch_name"] == "retry"
 

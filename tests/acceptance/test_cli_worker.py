@@ -228,7 +228,7 @@ def test_post_prints_the_key_and_makes_only_what_it_is_told_to_make(dsn: str) ->
     assert (again["key"], again["repeated"], again["branch"]) == ("k", True, 0)
     other = run("post", "t", "goodbye", "--key", "k", "--json", dsn=dsn)
     assert (other.code, json.loads(other.err)["error"]) == (5, "KeyReusedError")
-    assert run("post", "t", "hello", "--branch", "7", dsn=dsn).code == 3
+    assert run("post", "t:7", "hello", dsn=dsn).code == 3
     late = run("post", "t", "hello", "--within", "0.01", dsn=dsn)
     assert (late.code, late.out) == (4, "")
 
@@ -300,7 +300,7 @@ async def test_resume_gives_what_has_stopped_to_the_workers(dsn: str, store: tur
     (idle,) = lines(run("resume", "idle", "--json", dsn=dsn))
     assert (idle["resumed"], idle["status"]) == (False, "idle")
     assert "nothing" in run("resume", "idle", dsn=dsn).out
-    (forked,) = lines(run("resume", "@last", "--json", "--branch", "0", dsn=dsn))
+    (forked,) = lines(run("resume", "@last:0", "--json", dsn=dsn))
     assert forked["external_id"] == "new"
 
     found = lines(run("resume", "--all", "--agent", "support", "--json", dsn=dsn))
@@ -339,7 +339,7 @@ async def test_resume_gives_what_has_stopped_to_the_workers(dsn: str, store: tur
         ("resume",),
         ("resume", "t", "--all"),
         ("resume", "t", "--agent", "support"),
-        ("resume", "--all", "--branch", "1"),
+        ("resume", "ticket@0.1"),
         ("run",),
         ("run", "app:support", "t", "--lease", "nan"),
     ],

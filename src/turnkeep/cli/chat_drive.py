@@ -10,11 +10,11 @@ from typing import Any
 from uuid import UUID
 
 from turnkeep.cli.chat_screen import Screen
-from turnkeep.cli.database import LAST, find_conversation
 from turnkeep.cli.failures import Exit
 from turnkeep.cli.jsonview import elements
 from turnkeep.cli.ls import lease_label
 from turnkeep.cli.output import json_text
+from turnkeep.cli.reference import LAST, find_conversation
 from turnkeep.errors import (
     ConfigurationError,
     InvalidInputError,

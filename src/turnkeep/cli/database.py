@@ -1,25 +1,18 @@
-"""The database that the options name: reached, opened, and conversations in it found."""
+"""The database that the options name: reached and opened."""
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
-from uuid import UUID
 
 from turnkeep import settings
 from turnkeep.cli.options import Options
-from turnkeep.errors import NotFoundError
 
 if TYPE_CHECKING:
     from turnkeep.store import AsyncStore
 
-LAST = "@last"
-
-# Positions are int4 in the database; more digits name nothing.
-_CHECKPOINT = re.compile(r"(.+)@(\d{1,9})\.(\d{1,9})", re.DOTALL)
 _CONNECTING = 10.0
 _VARIABLES = {
     "host": "PGHOST",
@@ -70,31 +63,3 @@ def conninfo(options: Options) -> Iterator[str]:
 
     with EmbeddedPostgres.start() as running:
         yield running.conninfo
-
-
-async def find(store: AsyncStore, reference: str) -> tuple[UUID, tuple[int, int] | None]:
-    """The conversation that a reference means, and the (turn_index, sub_step) if it names one.
-
-    A reference is an external id, a UUID or its first digits, or `@last`, each with `@turn.sub_step` behind
-    it or not. An id may contain "@" itself, so the whole text is tried first.
-    """
-    checkpoint = _CHECKPOINT.fullmatch(reference)
-    try:
-        return await find_conversation(store, reference), None
-    except NotFoundError:
-        if checkpoint is None:
-            raise
-    return await find_conversation(store, checkpoint[1]), (int(checkpoint[2]), int(checkpoint[3]))
-
-
-async def find_conversation(store: AsyncStore, reference: str) -> UUID:
-    """The conversation that a reference without a checkpoint means."""
-    if reference != LAST:
-        try:
-            return await store.find(reference)
-        except NotFoundError as error:
-            raise NotFoundError(f"{error}: `turnkeep ls` lists them; of a UUID, 4 digits or more are needed") from error
-    newest = await store.conversations(limit=1)
-    if not newest:
-        raise NotFoundError("there is no conversation yet")
-    return newest[0].conversation_id

@@ -25,10 +25,23 @@ def load(text: str) -> Any:
     return json.loads(text, parse_int=Number, parse_float=Number, object_pairs_hook=_unique)
 
 
+def compact(value: Any) -> str:
+    """JSON on one line."""
+    return _write(value, None)
+
+
 def pretty(value: Any) -> str:
     """JSON for people: on one line where it is short, else indented."""
-    line = _write(value, None)
+    line = compact(value)
     return line if len(line) <= _LINE else _write(value, 0)
+
+
+def readable(text: str) -> str:
+    """JSON text for people; as it is where it has no one value."""
+    try:
+        return pretty(load(text))
+    except (ValueError, RecursionError):
+        return text
 
 
 def elements(array: str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -34,6 +34,26 @@ class Column:
 def json_text(value: object) -> str:
     """JSON on one line; times as ISO 8601, ids as text."""
     return json.dumps(value, ensure_ascii=False, default=_plain)
+
+
+def json_around(**members: object) -> str:
+    """A JSON object on a line; a member that is an `Exact` is put in as it is."""
+    return f"{{{', '.join(f'{json_text(name)}: {_member(value)}' for name, value in members.items())}}}"
+
+
+def json_array(texts: Iterable[str | None]) -> Exact:
+    """A JSON array of exact texts."""
+    return Exact(f"[{', '.join('null' if text is None else text for text in texts)}]")
+
+
+class Exact(str):
+    """JSON text that is printed as it was stored (G3)."""
+
+    __slots__ = ()
+
+
+def _member(value: object) -> str:
+    return value if isinstance(value, Exact) else json_text(value)
 
 
 @dataclass

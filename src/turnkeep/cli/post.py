@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turnkeep.cli.database import LAST, find_conversation, opened
+from turnkeep.cli.database import opened
 from turnkeep.cli.options import Options, check_seconds, command
-from turnkeep.cli.output import json_text
+from turnkeep.cli.output import Exact, json_around
+from turnkeep.cli.reference import BRANCH, LAST, find_branch
 from turnkeep.cli.transcript import Part, read_message
 from turnkeep.errors import InvalidInputError, NotFoundError
 from turnkeep.model import conversation_uuid
@@ -32,7 +33,7 @@ def post(
         str,
         typer.Argument(
             metavar="CONVERSATION",
-            help="An id, a UUID or its first digits, or @last; with --agent, any text, which is its id.",
+            help=f"{BRANCH} With --agent, any text, which is its id.",
             show_default=False,
         ),
     ],
@@ -46,10 +47,6 @@ def post(
     agent: Annotated[
         str | None,
         typer.Option("--agent", metavar="NAME", help="Make the conversation for this agent if it is new."),
-    ] = None,
-    branch: Annotated[
-        int | None,
-        typer.Option("--branch", "-b", min=0, max=2**31 - 1, metavar="N", help="Another branch than the current one."),
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the reply, and print that.")] = False,
     within: Annotated[
@@ -67,7 +64,7 @@ def post(
 
     async def run() -> None:
         async with opened(options) as store:
-            conversation = await _conversation(store, reference, agent)
+            conversation, branch = await _meant(store, reference, agent)
             posted = await store.post(conversation, words, key=key, agent_id=agent, branch=branch)
             if not wait and seconds is None:
                 _print_posted(options, posted, reference)
@@ -90,15 +87,15 @@ def _words(message: str) -> str:
     return message
 
 
-async def _conversation(store: AsyncStore, reference: str, agent: str | None) -> str | UUID:
+async def _meant(store: AsyncStore, reference: str, agent: str | None) -> tuple[str | UUID, int | str | None]:
     """What is posted to. A text that may name a new conversation is never taken for the beginning of another's id."""
     if agent is not None and reference != LAST:
-        return reference
+        return reference, None
     try:
-        found = await find_conversation(store, reference)
+        found = await find_branch(store, reference)
     except NotFoundError as error:
         raise NotFoundError(f"{error}; --agent NAME makes a new one") from error
-    return reference if found == conversation_uuid(reference) else found
+    return reference if found.conversation == conversation_uuid(reference) else found.conversation, found.branch
 
 
 def _print_posted(options: Options, posted: Posted, reference: str) -> None:
@@ -128,9 +125,8 @@ def print_reply(options: Options, posted: Posted, reply: Reply) -> None:
         return
     checkpoint = reply.checkpoint
     place = {"turn_index": checkpoint.turn_index, "sub_step": checkpoint.sub_step}
-    members = {name: json_text(value) for name, value in (posted_record(posted) | place).items()}
-    members["message"] = checkpoint.message_texts[-1]
-    options.output.exact(f"{{{', '.join(f'{json_text(name)}: {text}' for name, text in members.items())}}}")
+    record = posted_record(posted) | place
+    options.output.exact(json_around(**record, message=Exact(checkpoint.message_texts[-1])))
 
 
 def reply_text(message: str) -> str:

@@ -10,9 +10,10 @@ from uuid import UUID
 
 import typer
 
-from turnkeep.cli.database import find_conversation, opened
+from turnkeep.cli.database import opened
 from turnkeep.cli.options import Options, command
 from turnkeep.cli.output import Column, Output
+from turnkeep.cli.reference import BRANCH, find_branch
 from turnkeep.cli.text import count, one_line
 from turnkeep.errors import InvalidInputError, LeaseHeldError, NotFoundError
 
@@ -53,11 +54,7 @@ def resume(
     options: Options,
     reference: Annotated[
         str | None,
-        typer.Argument(metavar="CONVERSATION", help="An id, a UUID or its first digits, or @last.", show_default=False),
-    ] = None,
-    branch: Annotated[
-        int | None,
-        typer.Option("--branch", "-b", min=0, max=2**31 - 1, metavar="N", help="Another branch than the current one."),
+        typer.Argument(metavar="CONVERSATION", help=BRANCH, show_default=False),
     ] = None,
     every: Annotated[
         bool, typer.Option("--all", help="Every turn that has failed or was left open, of all conversations.")
@@ -73,21 +70,19 @@ def resume(
         raise InvalidInputError("name a conversation, or ask for --all; not both")
     if agent is not None and not every:
         raise InvalidInputError("--agent goes with --all")
-    if branch is not None and every:
-        raise InvalidInputError("--branch goes with a conversation")
     if reference is not None:
-        _print_one(options, asyncio.run(_resume_one(options, reference, branch)))
+        _print_one(options, asyncio.run(_resume_one(options, reference)))
     else:
         _print_all(options, asyncio.run(_resume_all(options, agent)), agent)
 
 
-async def _resume_one(options: Options, reference: str, branch: int | None) -> Resumed:
+async def _resume_one(options: Options, reference: str) -> Resumed:
     async with opened(options) as store:
-        conversation = await find_conversation(store, reference)
-        before = await store.restore(conversation, branch=branch)
-        done = await store.resume(conversation, branch=before.branch)
+        found = await find_branch(store, reference)
+        before = await store.restore(found.conversation, branch=found.branch)
+        done = await store.resume(found.conversation, branch=before.branch)
         return Resumed(
-            conversation,
+            found.conversation,
             before.external_id,
             before.agent_id,
             before.branch,

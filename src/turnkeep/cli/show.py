@@ -6,25 +6,34 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from turnkeep.cli.database import find, opened
-from turnkeep.cli.jsonview import elements, load, pretty
+from turnkeep.cli.context import context_json, print_context
+from turnkeep.cli.database import opened
+from turnkeep.cli.jsonview import elements, readable
 from turnkeep.cli.ls import branch_label, lease_label
 from turnkeep.cli.options import Options, command
-from turnkeep.cli.output import Column, Output, json_text
+from turnkeep.cli.output import Column, Exact, Output, json_around, json_array
+from turnkeep.cli.reference import CHECKPOINT, find
 from turnkeep.cli.text import ago, count, cut, one_line, printable
 from turnkeep.cli.transcript import Message, Part, read_call, read_message
 from turnkeep.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from turnkeep.model import Checkpoint, CheckpointSummary
+    from turnkeep.store._inbox import Waiting
 
 Place = tuple[int, int]
 
 _MOST_CHARACTERS, _MOST_LINES = 4000, 60
+_MOST_WAITING = 5
+_MEMBERS = (
+    *("conversation_id", "external_id", "agent_id", "branch", "branch_name", "turn_index", "sub_step", "phase"),
+    *("turn_open", "parent", "created_at", "write_id", "status", "lease_owner", "lease_until", "failure"),
+)
 _PAGE = 1000
 _ROLE_STYLES = {"user": "bold cyan", "assistant": "bold green", "tool": "bold magenta", "system": "bold blue"}
 _PART_STYLES = {"thought": "dim italic", "note": "dim"}
@@ -45,57 +54,67 @@ def show(
     options: Options,
     reference: Annotated[
         str,
-        typer.Argument(
-            metavar="CONVERSATION",
-            help="An id, a UUID or its first digits, or @last; with @turn.sub_step behind it, that checkpoint.",
-            show_default=False,
-        ),
+        typer.Argument(metavar="CONVERSATION", help=CHECKPOINT, show_default=False),
     ],
-    branch: Annotated[
-        int | None,
-        typer.Option("--branch", "-b", min=0, max=2**31 - 1, metavar="N", help="Another branch than the current one."),
-    ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Print each message's exact JSON text, one a line.")] = False,
+    in_context: Annotated[
+        bool, typer.Option("--context", help="Print the messages that an inference would get now, and their sizes.")
+    ] = False,
     history: Annotated[bool, typer.Option("--history", help="List the checkpoints, newest first.")] = False,
     limit: Annotated[
         int, typer.Option("--limit", "-n", min=1, metavar="N", help="At most so many checkpoints of a history.")
     ] = 50,
 ) -> None:
-    """Show where a conversation stands, and its messages."""
-    if raw and (history or options.json):
-        raise InvalidInputError(f"--raw prints messages: leave out {'--history' if history else '--json'}")
+    """Show where a conversation stands, and its messages.
+
+    A place is named as ID, ID:branch, ID@turn.sub_step or ID:branch@turn.sub_step; a branch by its number or its name.
+    """
+    chosen = [name for name, wanted in (("--raw", raw), ("--context", in_context), ("--history", history)) if wanted]
+    if len(chosen) > 1:
+        raise InvalidInputError(f"{' and '.join(chosen)} exclude each other")
+    if raw and options.json:
+        raise InvalidInputError("--raw prints messages: leave out --json")
     if history:
-        _print_history(options, asyncio.run(_read_history(options, reference, branch, limit)), limit)
+        _print_history(options, asyncio.run(_read_history(options, reference, limit)), limit)
         return
-    checkpoint = asyncio.run(_read(options, reference, branch))
+    checkpoint, waiting = asyncio.run(_read(options, reference))
     if options.json:
-        options.output.exact(checkpoint_json(checkpoint))
+        options.output.exact((context_json if in_context else checkpoint_json)(checkpoint, waiting))
     elif raw:
         _print_raw(options.output, checkpoint)
+    elif in_context:
+        _print_context(options.output, checkpoint, waiting)
     else:
-        _print(options.output, checkpoint)
+        _print(options.output, checkpoint, waiting)
 
 
 # -- reading
 
 
-async def _read(options: Options, reference: str, branch: int | None) -> Checkpoint:
+async def _read(options: Options, reference: str) -> tuple[Checkpoint, list[Waiting]]:
+    """A checkpoint, and what waits behind it where it is a head."""
+    from turnkeep.store._inbox import waiting
+
     async with opened(options) as store:
-        conversation, at = await find(store, reference)
-        return await store.restore(conversation, branch=branch, at=at)
+        found = await find(store, reference)
+        checkpoint = await store.restore(found.conversation, branch=found.branch, at=found.at)
+        if found.at is not None:
+            return checkpoint, []
+        return checkpoint, await waiting(store, found.conversation, checkpoint.branch)
 
 
-async def _read_history(options: Options, reference: str, branch: int | None, limit: int) -> list[CheckpointSummary]:
+async def _read_history(options: Options, reference: str, limit: int) -> list[CheckpointSummary]:
     """One more than is asked for, where there is one."""
     found: list[CheckpointSummary] = []
     async with opened(options) as store:
-        conversation, at = await find(store, reference)
-        if at is not None:
-            await store.restore(conversation, branch=branch, at=at)  # which says if it is not there
-        before = None if at is None else (at[0], at[1] + 1)
+        named = await find(store, reference)
+        if named.at is not None:
+            # Which says if it is not there.
+            await store.restore(named.conversation, branch=named.branch, at=named.at)
+        before = None if named.at is None else (named.at[0], named.at[1] + 1)
         while len(found) <= limit:
             asked = min(limit + 1 - len(found), _PAGE)
-            page = await store.history(conversation, branch=branch, limit=asked, before=before)
+            page = await store.history(named.conversation, branch=named.branch, limit=asked, before=before)
             found += page
             if len(page) < asked:
                 break
@@ -106,36 +125,28 @@ async def _read_history(options: Options, reference: str, branch: int | None, li
 # -- for programs
 
 
-def checkpoint_json(checkpoint: Checkpoint) -> str:
+def checkpoint_json(checkpoint: Checkpoint, waiting: Sequence[Waiting]) -> str:
     """A checkpoint as one JSON object around the exact texts that were stored (G3)."""
-    pending = [
-        f'{{"turn_index": {call.turn_index}, "sub_step": {call.sub_step}, "index": {call.index}, '
-        f'"uncertain": {json_text(call.uncertain)}, "call": {elements(call.tool_calls_text)[call.index]}}}'
-        for call in checkpoint.pending
-    ]
-    members = {
-        name: json_text(getattr(checkpoint, name))
-        for name in (
-            *("conversation_id", "external_id", "agent_id", "branch", "branch_name", "turn_index", "sub_step"),
-            *(
-                "phase",
-                "turn_open",
-                "parent",
-                "created_at",
-                "write_id",
-                "status",
-                "lease_owner",
-                "lease_until",
-                "failure",
-            ),
-        )
-    }
-    members["pending"] = f"[{', '.join(pending)}]"
-    members["messages"] = f"[{', '.join(checkpoint.message_texts)}]"
-    members["tool_calls"] = checkpoint.tool_calls_text or "[]"
-    members["tool_results"] = checkpoint.tool_results_text or "[]"
-    members["state"] = checkpoint.state_text or "null"
-    return f"{{{', '.join(f'{json_text(name)}: {text}' for name, text in members.items())}}}"
+    return json_around(
+        **{name: getattr(checkpoint, name) for name in _MEMBERS},
+        pending=json_array(
+            json_around(
+                turn_index=call.turn_index,
+                sub_step=call.sub_step,
+                index=call.index,
+                uncertain=call.uncertain,
+                call=Exact(elements(call.tool_calls_text)[call.index]),
+            )
+            for call in checkpoint.pending
+        ),
+        waiting=json_array(
+            json_around(key=one.key, received_at=one.received_at, message=Exact(one.text)) for one in waiting
+        ),
+        messages=json_array(checkpoint.message_texts),
+        tool_calls=Exact(checkpoint.tool_calls_text or "[]"),
+        tool_results=Exact(checkpoint.tool_results_text or "[]"),
+        state=Exact(checkpoint.state_text or "null"),
+    )
 
 
 def _print_raw(output: Output, checkpoint: Checkpoint) -> None:
@@ -150,23 +161,54 @@ def _print_raw(output: Output, checkpoint: Checkpoint) -> None:
 # -- for people
 
 
-def _print(output: Output, checkpoint: Checkpoint) -> None:
-    _print_header(output, checkpoint, datetime.now(UTC))
-    shortened = False
-    for index, text in enumerate(checkpoint.message_texts):
-        shortened |= _print_message(output, index, read_message(text))
+def _print(output: Output, checkpoint: Checkpoint, waiting: Sequence[Waiting]) -> None:
+    now = datetime.now(UTC)
+    _print_header(output, checkpoint, now)
+    _print_waiting(output, waiting, now)
+    shortened = _print_messages(output, checkpoint)
     if checkpoint.state_text not in (None, "null"):
         output.line()
         output.line(("state", "bold"))
-        shortened |= _print_text(output, _readable(checkpoint.state_text or ""), "")
+        shortened |= _print_text(output, readable(checkpoint.state_text or ""), "")
     if shortened:
         output.note("Long content was cut: --raw prints all of the messages, --json all of the checkpoint.")
 
 
-def _print_header(output: Output, checkpoint: Checkpoint, now: datetime) -> None:
-    def row(name: str, *parts: str | tuple[str, str]) -> None:
-        output.line((f"  {name:<9}", "dim"), *parts)
+def _print_context(output: Output, checkpoint: Checkpoint, waiting: list[Waiting]) -> None:
+    print_context(output, checkpoint, waiting)
+    if _print_messages(output, checkpoint):
+        output.note("Long content was cut: --raw prints all of the messages.")
 
+
+def _print_messages(output: Output, checkpoint: Checkpoint) -> bool:
+    shortened = False
+    for index, text in enumerate(checkpoint.message_texts):
+        shortened |= _print_message(output, index, read_message(text))
+    return shortened
+
+
+def _print_waiting(output: Output, waiting: Sequence[Waiting], now: datetime) -> None:
+    """Print what has been posted and not taken up, one a line."""
+    for number, request in enumerate(waiting[:_MOST_WAITING]):
+        messages = elements(request.text) if request.text.lstrip().startswith("[") else [request.text]
+        words = "; ".join(part.text for text in messages for part in read_message(text).parts)
+        shown, left = cut(words, 200, 1)
+        _row(
+            output,
+            "" if number else "waiting",
+            (one_line(shown) + (" ..." if left else ""), "yellow"),
+            (f"  posted {ago(request.received_at, now)} as {one_line(cut(request.key, 60, 1)[0])}", "dim"),
+        )
+    if len(waiting) > _MOST_WAITING:
+        _row(output, "", (f"... and {len(waiting) - _MOST_WAITING} more", "dim"))
+
+
+def _row(output: Output, name: str, *parts: str | tuple[str, str]) -> None:
+    output.line((f"  {name:<9}", "dim"), *parts)
+
+
+def _print_header(output: Output, checkpoint: Checkpoint, now: datetime) -> None:
+    row = partial(_row, output)
     output.line((one_line(checkpoint.external_id), "bold"))
     row("id", str(checkpoint.conversation_id))
     if checkpoint.agent_id:
@@ -225,13 +267,6 @@ def _print_text(output: Output, text: str, style: str, *, before: str = "", afte
         shown.append(f"  {one_line(after[:100])}", "dim")
     output.block(shown)
     return left > 0
-
-
-def _readable(text: str) -> str:
-    try:
-        return pretty(load(text))
-    except (ValueError, RecursionError):
-        return text
 
 
 def _print_history(options: Options, found: Sequence[CheckpointSummary], limit: int) -> None:
