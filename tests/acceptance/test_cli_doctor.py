@@ -26,9 +26,14 @@ def test_doctor_finds_nothing_wrong_with_a_new_database(dsn: str) -> None:
     expected = {
         "connection",
         "pooler",
+        "clock",
         "version",
         "encoding",
         "durability",
+        "replication",
+        "timeouts",
+        "connections",
+        "transactions",
         "schema",
         "pgvector",
         "rights",
@@ -61,6 +66,35 @@ def test_doctor_names_problems_with_their_remedies(dsn: str, empty_dsn: str) -> 
     found = problems(dsn)
     assert set(found) == {"synchronous_commit", "indexes"}
     assert "REINDEX" in found["indexes"]
+    assert "ALTER DATABASE" in found["synchronous_commit"]
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        mending = found["synchronous_commit"].removeprefix("Run ").split(":")[0]
+        connection.execute(mending.encode())
+        connection.execute(found["indexes"].removeprefix("Run ").rstrip(".").encode().replace(b"REINDEX", b"DROP"))
+    assert run("doctor", dsn=dsn).code == 0
+
+
+def test_doctor_reads_what_would_cut_off_or_weaken_a_save(dsn: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        role, database = f"worker_{connection.info.dbname}", connection.info.dbname
+        connection.execute(f'CREATE ROLE "{role}" LOGIN CONNECTION LIMIT 3')
+        connection.execute(f'ALTER ROLE "{role}" IN DATABASE "{database}" SET synchronous_commit = off')
+        connection.execute(f'ALTER DATABASE "{database}" SET statement_timeout = 900')
+        connection.execute(f'GRANT USAGE ON SCHEMA turnkeep TO "{role}"')
+        try:
+            ours = json.loads(run("doctor", "--json", dsn=dsn).out)
+            said = {one["check"]: one for one in ours["findings"] if one["level"] == "warn"}
+            assert set(said) == {"settings", "timeouts"}
+            assert role in said["settings"]["message"]
+            assert "900 ms" in said["timeouts"]["message"]
+            theirs = json.loads(run("doctor", "--json", dsn=make_conninfo(dsn, user=role)).out)
+            said = {one["check"]: one for one in theirs["findings"] if one["level"] != "ok"}
+            assert said["synchronous_commit"]["level"] == "problem"
+            assert f'ALTER ROLE "{role}" IN DATABASE' in said["synchronous_commit"]["remedy"]
+            assert "may have 3" in said["connections"]["message"]
+            assert theirs["cluster"]["may_see_standbys"] is False
+        finally:
+            connection.execute(f'DROP OWNED BY "{role}"; DROP ROLE "{role}"')
 
 
 def test_doctor_says_which_rights_are_missing(dsn: str) -> None:
@@ -119,10 +153,23 @@ def test_the_embedded_postgres_is_looked_at_and_stopped() -> None:
             found = run("doctor", "--json", **named)
             assert found.code == 0, found.out
             assert json.loads(found.out)["embedded"]["directory"] == str(directory)
+            waiting = "ALTER SYSTEM SET synchronous_standby_names = 'nobody'"
+            with psycopg.connect(running.conninfo, autocommit=True) as connection:
+                connection.execute(waiting)
+                connection.execute("SELECT pg_reload_conf()")
+                while connection.execute("SHOW synchronous_standby_names").fetchone() != ("nobody",):
+                    connection.execute("SELECT pg_sleep(0.01)")
+                hangs = run("doctor", **named)
+                assert (hangs.code, "every save waits for ever" in hangs.out) == (6, True)
+                connection.execute("ALTER SYSTEM RESET synchronous_standby_names")
+                connection.execute("SELECT pg_reload_conf()")
+                while connection.execute("SHOW synchronous_standby_names").fetchone() == ("nobody",):
+                    connection.execute("SELECT pg_sleep(0.01)")
             assert run("ls", **named).code == 0
             assert json.loads(run("embedded", "stop", "--json", **named).out)["stopped"] is True
             again = run("embedded", "stop", **named)
             assert (again.code, "No Postgres runs" in again.out) == (0, True)
+            assert "it was not running" in run("doctor", **named).out
     finally:
         run("embedded", "stop", **named)
         shutil.rmtree(root)

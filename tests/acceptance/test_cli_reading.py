@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from datetime import timedelta
 
+import psycopg
 import pytest
 
 import turnkeep
@@ -73,7 +74,8 @@ async def test_ls_interrupted_lists_what_no_live_lease_holds(
     assert (left["external_id"], left["lease_owner"]) == ("ticket-42", "worker:1")
     assert lines(run("ls", "--interrupted", "--json", "--agent", "sales", dsn=dsn)) == []
     leases = json.loads(run("doctor", "--json", dsn=dsn).out)["leases"]
-    assert leases == {"live": 0, "expired": 1, "interrupted": 1}
+    assert (leases["live"], leases["expired"], leases["interrupted"]) == (0, 1, 1)
+    assert leases["agents_of_expired"] == ["support"]
 
 
 # -- show
@@ -180,3 +182,50 @@ async def test_a_terminal_gets_colours_and_nothing_that_controls_it(dsn: str, st
         assert not {"\x1b", "\x9b"} & set(sent)
     assert '"red \\u009b31m \\u001b[31m' in on_terminal("show", "talk", "--raw", dsn=dsn)
     assert "\x1b[" in on_terminal("ls", dsn=dsn)
+
+
+async def test_show_tells_what_waits_and_what_a_model_would_get(dsn: str, talk: turnkeep.AsyncBranch) -> None:
+    assert run("post", "ticket-42", "And order 8?", "--key", "mail-2", dsn=dsn).code == 0
+    shown = run("show", "ticket-42", dsn=dsn).out
+    assert "waiting" in shown
+    assert "And order 8?  posted" in shown
+    assert "mail-2" in shown
+    (waiting,) = json.loads(run("show", "ticket-42", "--json", dsn=dsn).out)["waiting"]
+    assert (waiting["key"], waiting["message"]["content"]) == ("mail-2", "And order 8?")
+    assert json.loads(run("show", "ticket-42@0.1", "--json", dsn=dsn).out)["waiting"] == []
+
+    context = run("show", "ticket-42", "--context", dsn=dsn).out
+    texts = [json.dumps(message, separators=(",", ":")) for message in talk.messages]
+    assert f"2 messages, {sum(map(len, texts))} B" in context
+    for words in ('pending: lookup {"order": 7}, not started', "1 request", "[0] user", "Where is my order?"):
+        assert words in context
+    assert context.splitlines()[1].split()[:4] == ["0", "user", str(len(texts[0])), str(len(texts[0]))]
+    exact = json.loads(run("show", "ticket-42", "--context", "--json", dsn=dsn).out)
+    assert exact["messages"] == talk.messages
+    assert [one["bytes"] for one in exact["sizes"]] == [len(text) for text in texts]
+    assert (exact["waiting"], exact["pending"][0]["state"]) == (1, "not started")
+    assert run("show", "ticket-42", "--context", "--raw", dsn=dsn).code == 2
+
+
+async def test_stats_count_what_there_is(dsn: str, store: turnkeep.AsyncStore, talk: turnkeep.AsyncBranch) -> None:
+    other = await store.conversation("other", agent_id="sales")
+    await other.begin_turn(User)
+    await other.claim(owner="w", seconds=60)
+    await store.post("other", "more", key="k")
+    found = json.loads(run("stats", "--json", dsn=dsn).out)
+    assert [found[name]["value"] for name in ("conversations", "checkpoints", "messages")] == [2, 3, 3]
+    assert {name: number["value"] for name, number in found["statuses"].items()} == {"open": 1, "running": 1}
+    assert sorted(one["agent_id"] for one in found["agents"]) == ["sales", "support"]
+    assert (found["live_leases"], found["expired_leases"], found["waiting_requests"]) == (1, 0, 1)
+    shown = run("stats", dsn=dsn).out
+    assert "~" not in shown
+    assert "1 request, the oldest for" in shown
+
+    with psycopg.connect(dsn, autocommit=True) as connection:  # as if it had grown, and been analysed
+        connection.execute(
+            "UPDATE pg_class SET reltuples = 5e6 WHERE relnamespace = 'turnkeep'::regnamespace AND relkind = 'r'"
+        )
+    found = json.loads(run("stats", "--json", dsn=dsn).out)
+    assert found["messages"] == {"value": 5_000_000, "exact": False}
+    assert "~5,000,000" in run("stats", dsn=dsn).out
+    assert json.loads(run("stats", "--json", "--exact", dsn=dsn).out)["messages"] == {"value": 3, "exact": True}

@@ -339,7 +339,6 @@ async def test_resume_gives_what_has_stopped_to_the_workers(dsn: str, store: tur
         ("resume",),
         ("resume", "t", "--all"),
         ("resume", "t", "--agent", "support"),
-        ("resume", "ticket@0.1"),
         ("run",),
         ("run", "app:support", "t", "--lease", "nan"),
     ],

@@ -12,7 +12,7 @@ import pytest
 import turnkeep
 from turnkeep.store._statements import statements
 
-FILES = ("sql/statements.sql", "sql/doctor.sql")
+FILES = tuple(f"sql/{path.name}" for path in (Path(turnkeep.__file__).parent / "store" / "sql").glob("*.sql"))
 NAMES = sorted((file, name) for file in FILES for name in statements("turnkeep", file))
 SOURCES = "\n".join(
     path.read_text()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import uuid
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,10 @@ from typing import Any
 import pytest
 
 from turnkeep import errors
-from turnkeep.cli.doctor import Finding, lease_finding, rights_findings, schema_findings, server_findings
 from turnkeep.cli.failures import EXPLAINED, Exit, exit_code
 from turnkeep.cli.jsonview import elements, load, pretty
 from turnkeep.cli.text import ago, cut, duration, harmless_json, one_line, printable, short_ids, size
 from turnkeep.cli.transcript import Part, read_call, read_message
-from turnkeep.store import Migration, SchemaStatus
-from turnkeep.store._doctor import Examination, Leases, Rights, Server
 
 CORPUS = Path(__file__).parent.parent / "corpus"
 NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
@@ -238,7 +234,7 @@ def test_calls_of_any_shape_have_a_name() -> None:
     assert read_call('"odd"').text == '"odd"'
 
 
-# -- exit codes and findings
+# -- exit codes
 
 
 def test_every_error_has_its_exit_code() -> None:
@@ -251,74 +247,3 @@ def test_every_error_has_its_exit_code() -> None:
     assert exit_code(errors.UnstorableError("a", "b")) is exit_code(errors.ConfigurationError()) is Exit.USAGE
     assert exit_code(errors.SchemaError()) is exit_code(errors.TurnkeepError()) is Exit.FAILURE
     assert set(EXPLAINED) == set(Exit)
-
-
-SERVER = Server(
-    address="db:5432",
-    connected_in=0.01,
-    round_trip=0.001,
-    pooled=False,
-    version_number=170002,
-    version="17.2",
-    encoding="UTF8",
-    fsync="on",
-    full_page_writes="on",
-    synchronous_commit="on",
-    in_recovery=False,
-    read_only=False,
-    role_name="app",
-    database_name="prod",
-    may_create=False,
-    vector_available=False,
-)
-SCHEMA = SchemaStatus("turnkeep", True, (Migration(1, "core", True),), True, "0.8.6", True, None)
-
-
-def levels(findings: Any) -> dict[str, str]:
-    found: list[Finding] = list(findings)
-    assert all(finding.remedy for finding in found if finding.level != "ok")
-    return {finding.check: finding.level for finding in found if finding.level != "ok"}
-
-
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        ({}, {}),
-        ({"pooled": True}, {}),
-        ({"round_trip": 0.2}, {"connection": "warn"}),
-        ({"version_number": 140010}, {"version": "problem"}),
-        ({"version_number": 190000}, {"version": "warn"}),
-        ({"encoding": "SQL_ASCII"}, {"encoding": "problem"}),
-        ({"fsync": "off"}, {"fsync": "problem"}),
-        ({"full_page_writes": "off"}, {"full_page_writes": "warn"}),
-        ({"synchronous_commit": "off"}, {"synchronous_commit": "problem"}),
-        ({"in_recovery": True}, {"writable": "problem"}),
-        ({"read_only": True}, {"writable": "problem"}),
-    ],
-)
-def test_the_server_is_judged(change: dict[str, Any], expected: dict[str, str]) -> None:
-    assert levels(server_findings(replace(SERVER, **change))) == expected
-
-
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        ({}, {}),
-        ({"exists": False}, {"schema": "problem"}),
-        ({"migrations": (Migration(1, "core", True), Migration(2, "more", False))}, {"schema": "problem"}),
-        ({"repeatable_current": False, "vector_in_use": False}, {"schema": "problem", "pgvector": "warn"}),
-        ({"vector_version": None, "vector_in_use": False}, {"pgvector": "warn"}),
-    ],
-)
-def test_the_schema_is_judged(change: dict[str, Any], expected: dict[str, str]) -> None:
-    assert levels(schema_findings(replace(SCHEMA, **change), Examination(SERVER, None, None))) == expected
-
-
-def test_rights_and_leases_are_judged() -> None:
-    every = Rights(True, (), (), ())
-    assert levels(rights_findings(every, "turnkeep", SERVER)) == {}
-    assert levels(rights_findings(replace(every, may_use=False), "turnkeep", SERVER)) == {"rights": "problem"}
-    some = replace(every, missing_on_tables=("DELETE on message",))
-    assert levels(rights_findings(some, "turnkeep", SERVER)) == {"rights": "warn"}
-    assert lease_finding(Leases(3, 0, 0)).level == "ok"
-    assert lease_finding(Leases(0, 1, 2)).level == "warn"

@@ -10,7 +10,7 @@ from typing import Annotated, Any, cast
 import typer
 
 import turnkeep
-from turnkeep.cli import demo, diff, doctor, embedded, ls, post, resume, schema, show, worker
+from turnkeep.cli import demo, diff, doctor, embedded, ls, post, resume, schema, show, stats, worker
 from turnkeep.cli import run as chat
 from turnkeep.cli.failures import EXPLAINED, Exit, stop_writing
 from turnkeep.cli.options import (
@@ -51,6 +51,7 @@ app.command("resume")(resume.resume)
 app.command("ls")(ls.ls)
 app.command("show")(show.show)
 app.command("diff")(diff.diff)
+app.command("stats")(stats.stats)
 app.add_typer(embedded.app, name="embedded")
 app.command("demo")(demo.demo)
 

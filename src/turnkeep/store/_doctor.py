@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from statistics import median
 from typing import Any
 
@@ -24,24 +25,58 @@ _PINGS = 5
 
 @dataclass(frozen=True)
 class Server:
-    """A server as a session of ours finds it. Times are in seconds; settings are None where it has no such."""
+    """A server as a session of ours finds it. Times are in seconds.
+
+    `clock_ahead` is by how much the server's clock is ahead of this machine's, `clock_error` how far off that may be.
+    """
 
     address: str
     connected_in: float
     round_trip: float
+    clock_ahead: float
+    clock_error: float
     pooled: bool
     version_number: int
     version: str
     encoding: str
-    fsync: str | None
-    full_page_writes: str | None
-    synchronous_commit: str | None
     in_recovery: bool
     read_only: bool
     role_name: str
     database_name: str
     may_create: bool
     vector_available: bool
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting of the session, and where it was made, as pg_settings has it, such as `default` or `user`."""
+
+    value: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Override:
+    """A setting made for a role, a database, or a role in a database, as `name=value`."""
+
+    database_name: str | None
+    role_name: str | None
+    setting: str
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The whole server. A limit is -1 where there is none; which standbys are synchronous only some roles may see."""
+
+    connections: int
+    prepared: int
+    oldest_prepared: datetime | None
+    standbys: int
+    synchronous_standbys: int
+    may_see_standbys: bool
+    transaction_age: int
+    database_limit: int
+    role_limit: int | None
 
 
 @dataclass(frozen=True)
@@ -57,11 +92,13 @@ class Rights:
 @dataclass(frozen=True)
 class Leases:
     """Numbers of branches: running under a live lease, running under an expired one, in the middle of a turn
-    that no live lease holds."""
+    that no live lease holds. Of expired leases also the oldest's end, and whose agents they are, up to ten."""
 
     live: int
     expired: int
     interrupted: int
+    oldest_expired: datetime | None
+    agents_of_expired: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -69,6 +106,9 @@ class Examination:
     """What was found. `rights` is None where there is no schema, `leases` where they could not be read."""
 
     server: Server
+    settings: dict[str, Setting]
+    overrides: tuple[Override, ...]
+    cluster: Cluster
     rights: Rights | None
     leases: Leases | None
 
@@ -82,7 +122,16 @@ async def check_reachable(conninfo: str, schema: str, seconds: float) -> None:
 async def examine(conninfo: str, schema: str, seconds: float) -> Examination:
     """Look at the server and the schema without changing anything. Raises `UnavailableError`."""
     async with _session(conninfo, schema, seconds) as session:
-        return Examination(server=await session.server(), rights=await session.rights(), leases=await session.leases())
+        return Examination(
+            server=await session.server(),
+            settings={
+                row.pop("name"): Setting(row["setting"], row["source"]) for row in await session.fetch("settings")
+            },
+            overrides=tuple(Override(**row) for row in await session.fetch("overrides")),
+            cluster=Cluster(**(await session.fetch("cluster"))[0]),
+            rights=await session.rights(),
+            leases=await session.leases(),
+        )
 
 
 @dataclass
@@ -97,20 +146,26 @@ class _Session:
 
     async def server(self) -> Server:
         (row,) = await self.fetch("server")
-        times = []
-        for _ in range(_PINGS):
-            start = time.perf_counter()
-            await self.fetch("ping")
-            times.append(time.perf_counter() - start)
+        pings = [await self._ping() for _ in range(_PINGS)]
+        fastest, ahead = min(pings)
         info = self.connection.info
         return Server(
             address=info.host if info.host.startswith("/") else f"{info.host or 'this machine'}:{info.port}",
             connected_in=self.connected_in,
-            round_trip=median(times),
+            round_trip=median(taken for taken, _ in pings),
+            clock_ahead=ahead,
+            clock_error=fastest / 2,
             # A pooler hands out a process id of its own making.
             pooled=row.pop("backend_pid") != info.backend_pid,
             **{**row, "read_only": row["read_only"] == "on"},
         )
+
+    async def _ping(self) -> tuple[float, float]:
+        """How long a round trip took, and how far the server's clock was then ahead of the middle of it."""
+        began, start = time.time(), time.perf_counter()
+        (row,) = await self.fetch("ping")
+        taken = time.perf_counter() - start
+        return taken, row["server_time"].timestamp() - (began + taken / 2)
 
     async def rights(self) -> Rights | None:
         rows = await self.fetch("rights", {"schema": self.schema})
@@ -133,7 +188,7 @@ class _Session:
             if is_missing_schema(error) or isinstance(error, psycopg.errors.UndefinedFunction):
                 return None
             raise
-        return Leases(**row)
+        return Leases(**{**row, "agents_of_expired": tuple(row["agents_of_expired"])})
 
 
 @asynccontextmanager

@@ -17,7 +17,8 @@ class Reader:
 
     def __init__(self, store: AsyncStore, file: str) -> None:
         self._database = store._database
-        self._statements = statements(self._database.schema, file)
+        self.schema = self._database.schema
+        self._statements = statements(self.schema, file)
 
     async def fetch(self, name: str, parameters: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
         """Run the statement of that name and give its rows, with the store's deadline and repetition."""

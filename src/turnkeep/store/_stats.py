@@ -55,40 +55,20 @@ class Stats:
 async def read_stats(store: AsyncStore, *, exact: bool = False) -> Stats:
     """Count. With `exact` every row is looked at, however many there are."""
     reader = Reader(store, "sql/stats.sql")
-    tables = await reader.fetch("tables", {"schema": reader.quoted_schema})
-    estimates: dict[str, int | None] = {
-        name: None if exact or rows <= _COUNTED else int(rows) for name, rows, _, _ in tables
-    }
-
-    async def by(rows: list[tuple[Any, int]], estimate: int | None) -> tuple[tuple[Any, Number], ...]:
-        factor = 1.0 if estimate is None else estimate / max(sum(row[1] for row in rows), 1)
-        return tuple((name, Number(round(number * factor), estimate is None)) for name, number in rows)
-
-    def part(table: str) -> Mapping[str, float]:
-        estimate = estimates.get(table)
-        return {"percent": 100.0 if estimate is None else min(100.0, 100.0 * _SAMPLED / estimate), "limit": _AGENTS}
-
-    async def number(table: str) -> Number:
-        estimate = estimates.get(table)
-        if estimate is not None:
-            return Number(estimate, False)
-        match table:
-            case "conversation":
-                rows = await reader.fetch("conversations")
-            case "checkpoint":
-                rows = await reader.fetch("checkpoints")
-            case _:
-                rows = await reader.fetch("messages")
-        return Number(rows[0][0], True)
-
+    tables = await reader.fetch("tables", {"schema": reader.schema})
+    large = {} if exact else {name: int(rows) for name, rows, _, _ in tables if rows > _COUNTED}
+    statuses = await reader.fetch("statuses", _part(large.get("branch")))
+    agents = await reader.fetch("agents", {**_part(large.get("conversation")), "limit": _AGENTS})
     ((live, oldest_turn, expired, oldest_expired),) = await reader.fetch("activity")
     ((waiting, oldest_request),) = await reader.fetch("requests")
     return Stats(
-        conversations=await number("conversation"),
-        checkpoints=await number("checkpoint"),
-        messages=await number("message"),
-        statuses=await by(await reader.fetch("statuses", part("branch")), estimates.get("branch")),
-        agents=await by(await reader.fetch("agents", part("conversation")), estimates.get("conversation")),
+        conversations=_number(
+            large.get("conversation"), await reader.fetch("conversations", _unless(large, "conversation"))
+        ),
+        checkpoints=_number(large.get("checkpoint"), await reader.fetch("checkpoints", _unless(large, "checkpoint"))),
+        messages=_number(large.get("message"), await reader.fetch("messages", _unless(large, "message"))),
+        statuses=_shares(statuses, large.get("branch")),
+        agents=_shares(agents, large.get("conversation")),
         live_leases=live,
         oldest_live_turn=oldest_turn,
         expired_leases=expired,
@@ -97,3 +77,24 @@ async def read_stats(store: AsyncStore, *, exact: bool = False) -> Stats:
         oldest_request=oldest_request,
         tables=tuple(TableSize(name, table, index) for name, _, table, index in tables),
     )
+
+
+def _unless(large: Mapping[str, int], table: str) -> dict[str, bool]:
+    """Whether a table is counted at all."""
+    return {"wanted": table not in large}
+
+
+def _number(estimate: int | None, counted: list[tuple[Any, ...]]) -> Number:
+    return Number(counted[0][0], True) if estimate is None else Number(estimate, False)
+
+
+def _part(estimate: int | None) -> dict[str, float]:
+    """How much of a table is looked at, in percent."""
+    return {"percent": 100.0 if estimate is None else 100.0 * _SAMPLED / estimate}
+
+
+def _shares(rows: list[tuple[Any, ...]], estimate: int | None) -> tuple[tuple[Any, Number], ...]:
+    """Numbers in a part of a table as they are in all of it."""
+    if estimate is None:
+        return tuple((name, Number(number, True)) for name, number, _ in rows)
+    return tuple((name, Number(round(number * estimate / all_), False)) for name, number, all_ in rows)

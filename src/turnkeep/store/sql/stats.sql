@@ -4,30 +4,31 @@
 -- Tables of the schema: rows as the planner estimates them (-1 where it has never looked), bytes with and without indexes.
 SELECT c.relname::pg_catalog.text, c.reltuples::pg_catalog.float8, pg_catalog.pg_table_size(c.oid), pg_catalog.pg_indexes_size(c.oid)
 FROM pg_catalog.pg_class AS c
-WHERE c.relnamespace = pg_catalog.to_regnamespace(%(schema)s) AND c.relkind = 'r'
+JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+WHERE n.nspname = %(schema)s AND c.relkind = 'r'
 ORDER BY pg_catalog.pg_total_relation_size(c.oid) DESC, c.relname
 
 -- name: conversations
--- Conversations counted.
-SELECT pg_catalog.count(*) FROM {schema}.conversation
+-- Conversations counted, where that is wanted.
+SELECT pg_catalog.count(*) FROM {schema}.conversation WHERE %(wanted)s
 
 -- name: checkpoints
--- Checkpoints counted.
-SELECT pg_catalog.count(*) FROM {schema}.checkpoint
+-- Checkpoints counted, where that is wanted.
+SELECT pg_catalog.count(*) FROM {schema}.checkpoint WHERE %(wanted)s
 
 -- name: messages
--- Messages counted.
-SELECT pg_catalog.count(*) FROM {schema}.message
+-- Messages counted, where that is wanted.
+SELECT pg_catalog.count(*) FROM {schema}.message WHERE %(wanted)s
 
 -- name: statuses
--- Branches by status, in a part of the table.
-SELECT b.status, pg_catalog.count(*)
+-- Branches by status in a part of the table, and all that were looked at.
+SELECT b.status, pg_catalog.count(*), (pg_catalog.sum(pg_catalog.count(*)) OVER ())::pg_catalog.int8
 FROM {schema}.branch AS b TABLESAMPLE SYSTEM (%(percent)s)
 GROUP BY b.status ORDER BY 2 DESC, 1
 
 -- name: agents
--- Conversations by agent, in a part of the table.
-SELECT v.agent_id, pg_catalog.count(*)
+-- Conversations by agent in a part of the table, the most frequent first, and all that were looked at.
+SELECT v.agent_id, pg_catalog.count(*), (pg_catalog.sum(pg_catalog.count(*)) OVER ())::pg_catalog.int8
 FROM {schema}.conversation AS v TABLESAMPLE SYSTEM (%(percent)s)
 GROUP BY v.agent_id ORDER BY 2 DESC, 1 LIMIT %(limit)s
 
