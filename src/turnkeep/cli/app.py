@@ -10,7 +10,22 @@ from typing import Annotated, Any, cast
 import typer
 
 import turnkeep
-from turnkeep.cli import demo, diff, doctor, embedded, ls, post, resume, schema, show, stats, worker
+from turnkeep.cli import (
+    branches,
+    demo,
+    details,
+    diff,
+    doctor,
+    embedded,
+    erase,
+    ls,
+    post,
+    resume,
+    schema,
+    show,
+    stats,
+    worker,
+)
 from turnkeep.cli import run as chat
 from turnkeep.cli.failures import EXPLAINED, Exit, stop_writing
 from turnkeep.cli.options import (
@@ -51,6 +66,13 @@ app.command("resume")(resume.resume)
 app.command("ls")(ls.ls)
 app.command("show")(show.show)
 app.command("diff")(diff.diff)
+app.command("fork")(branches.fork)
+app.command("switch")(branches.switch)
+app.add_typer(branches.app, name="branch")
+app.command("edit")(details.edit)
+app.command("end")(details.end)
+app.command("reopen")(details.reopen)
+app.command("erase")(erase.erase)
 app.command("stats")(stats.stats)
 app.add_typer(embedded.app, name="embedded")
 app.command("demo")(demo.demo)

@@ -34,7 +34,7 @@ async def opened(options: Options, *, pool_size: int = 1) -> AsyncIterator[Async
     if named != settings.EMBEDDED:
         await check_reachable(named, options.schema, min(options.timeout, _CONNECTING))
     async with turnkeep.open(named, schema=options.schema, pool_size=pool_size, timeout=options.timeout) as store:
-        yield store
+        yield store if options.tenant is None else store.tenant(options.tenant)
 
 
 def place_of(store: AsyncStore, options: Options) -> str:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from turnkeep.cli.completion import complete
 from turnkeep.cli.database import opened
 from turnkeep.cli.differences import Change, changes, heading, message_lines, whole_lines
 from turnkeep.cli.jsonview import readable
-from turnkeep.cli.options import Options, command
+from turnkeep.cli.options import Options, conversation_command
 from turnkeep.cli.output import Exact, Output, json_around, json_array
 from turnkeep.cli.reference import CHECKPOINT, find
 from turnkeep.cli.text import cut, one_line, printable, size
@@ -25,15 +26,24 @@ _MOST_LINES, _MOST_CHARACTERS = 60, 300
 _STYLES = {"-": "red", "+": "green"}
 
 
-@command
+@conversation_command
 def diff(
     options: Options,
-    a: Annotated[str, typer.Argument(metavar="A", help=CHECKPOINT, show_default=False)],
-    b: Annotated[str, typer.Argument(metavar="B", help="Another such place, of the same conversation or another.")],
+    a: Annotated[str, typer.Argument(metavar="A", help=CHECKPOINT, show_default=False, autocompletion=complete)],
+    b: Annotated[
+        str,
+        typer.Argument(
+            metavar="B",
+            help="Another such place, of the same conversation or another.",
+            show_default=False,
+            autocompletion=complete,
+        ),
+    ],
 ) -> None:
-    """Compare two checkpoints: their messages and their states, by value.
+    """Compare two checkpoints.
 
-    Names a place as ID@turn.sub_step, as ID:branch, or as ID:branch@turn.sub_step. Key order and white space make no
+    Messages and states are compared by value, across branches and conversations. A place is named as ID@turn.sub_step,
+    ID:branch, or ID:branch@turn.sub_step. Key order and white space make no
     difference; 1, 1.0, true and "1" do.
     """
     most = None if options.json else _MOST_BYTES

@@ -6,23 +6,32 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from turnkeep.cli.completion import complete
 from turnkeep.cli.database import opened
-from turnkeep.cli.options import Options, command
+from turnkeep.cli.details import pairs
+from turnkeep.cli.options import Options, conversation_command
 from turnkeep.cli.output import Column, Output
+from turnkeep.cli.reference import find_only
 from turnkeep.cli.text import ago, duration, short_ids
+from turnkeep.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from turnkeep.model import ConversationSummary
 
 _PAGE = 1000
-_STYLES = {"running": "green", "idle": "dim", "ended": "dim", "failed": "bold red"}
+STATUS_STYLES = {"running": "green", "idle": "dim", "ended": "dim", "failed": "bold red"}
+_STATUSES = ("idle", "open", "ready", "running", "waiting", "failed", "ended")
+_OPTIONAL = ("title", "tags", "tenant", "lease")
 _COLUMNS = (
     Column("id"),
     Column("conversation", flexible=True),
+    Column("title", flexible=True),
+    Column("tags", flexible=True),
+    Column("tenant", flexible=True),
     Column("agent", flexible=True),
     Column("branch"),
     Column("status"),
@@ -32,10 +41,27 @@ _COLUMNS = (
 )
 
 
-@command
+@conversation_command
 def ls(
     options: Options,
     agent: Annotated[str | None, typer.Option("--agent", metavar="NAME", help="Only this agent's.")] = None,
+    status: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--status", metavar="STATUS", help=f"Only in this status: {', '.join(_STATUSES)}; may be repeated."
+        ),
+    ] = None,
+    tag: Annotated[
+        list[str] | None, typer.Option("--tag", metavar="TAG", help="Only those with this tag; may be repeated.")
+    ] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option("--where", metavar="KEY=VALUE", help="Only those whose metadata have this, as JSON or else text."),
+    ] = None,
+    parent: Annotated[
+        str | None,
+        typer.Option("--parent", metavar="ID", help="Only children of this conversation.", autocompletion=complete),
+    ] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, metavar="N", help="At most so many.")] = 50,
     interrupted: Annotated[
         bool,
@@ -43,7 +69,14 @@ def ls(
     ] = False,
 ) -> None:
     """List conversations, those with the newest turns first."""
-    found = asyncio.run(_read(options, agent, limit, interrupted))
+    filters = {
+        "tags": tag or None,
+        "metadata": pairs("--where", where) if where else None,
+        "status": status or None,
+    }
+    if interrupted and (parent is not None or any(filters.values())):
+        raise InvalidInputError("--interrupted goes with --agent and --tenant only")
+    found = asyncio.run(_read(options, agent, limit, interrupted, parent, filters))
     output = options.output
     if options.json:
         for one in found[:limit]:
@@ -54,18 +87,23 @@ def ls(
         output.note(f"There are more than {limit:,}: ask with a larger --limit.")
     if not found:
         whose = "" if agent is None else f" of agent {agent!r}"
-        output.note(f"Nothing is interrupted{whose}." if interrupted else f"There are no conversations{whose}.")
+        such = " that this fits" if parent is not None or any(filters.values()) else ""
+        output.note(f"Nothing is interrupted{whose}." if interrupted else f"There are no conversations{whose}{such}.")
 
 
-async def _read(options: Options, agent: str | None, limit: int, interrupted: bool) -> list[ConversationSummary]:
+async def _read(
+    options: Options, agent: str | None, limit: int, interrupted: bool, parent: str | None, filters: dict[str, Any]
+) -> list[ConversationSummary]:
     """One more than is asked for, where there is one."""
     found: list[ConversationSummary] = []
     async with opened(options) as store:
         if interrupted:
             return await store.interrupted(agent_id=agent)
+        above = None if parent is None else await find_only(store, parent)
         while len(found) <= limit:
             asked = min(limit + 1 - len(found), _PAGE)
-            page = await store.conversations(agent_id=agent, limit=asked, before=found[-1] if found else None)
+            last = found[-1] if found else None
+            page = await store.conversations(agent_id=agent, parent=above, limit=asked, before=last, **filters)
             found += page
             if len(page) < asked:
                 break
@@ -75,26 +113,45 @@ async def _read(options: Options, agent: str | None, limit: int, interrupted: bo
 def _print(output: Output, found: Sequence[ConversationSummary]) -> None:
     now = datetime.now(UTC)
     ids = short_ids([one.conversation_id for one in found])
-    rows = []
-    for short, one in zip(ids, found, strict=True):
-        rows.append(
-            (
-                (short, "cyan"),
-                "-" if one.external_id == str(one.conversation_id) else one.external_id,
-                one.agent_id or "-",
-                branch_label(one.branch, one.branch_name),
-                (one.status, _STYLES.get(one.status, "yellow")),
-                "-" if one.turn_index < 0 else f"{one.turn_index}.{one.sub_step}",
-                "-" if one.turn_index < 0 else ago(one.turn_started_at, now),
-                _lease(one.lease_until, now),
-            )
-        )
-    output.table(_COLUMNS, rows)
+    cells = {
+        column.title: [_cell(column.title, one, short, now) for short, one in zip(ids, found, strict=True)]
+        for column in _COLUMNS
+    }
+    # What nobody has is left out.
+    shown = [column for column in _COLUMNS if column.title not in _OPTIONAL or any(cells[column.title])]
+    output.table(shown, [[cells[column.title][row] or "-" for column in shown] for row in range(len(found))])
+
+
+def _cell(title: str, one: ConversationSummary, short: str, now: datetime) -> str | tuple[str, str]:
+    begun = one.turn_index >= 0
+    match title:
+        case "id":
+            return short, "cyan"
+        case "conversation":
+            return "" if one.external_id == str(one.conversation_id) else one.external_id
+        case "title":
+            return one.title or ""
+        case "tags":
+            return ", ".join(one.tags)
+        case "tenant":
+            return one.tenant or ""
+        case "agent":
+            return one.agent_id or ""
+        case "branch":
+            return branch_label(one.branch, one.branch_name)
+        case "status":
+            return one.status, STATUS_STYLES.get(one.status, "yellow")
+        case "turn":
+            return f"{one.turn_index}.{one.sub_step}" if begun else ""
+        case "last turn":
+            return ago(one.turn_started_at, now) if begun else ""
+        case _:
+            return _lease(one.lease_until, now)
 
 
 def _lease(until: datetime | None, now: datetime) -> str:
     if until is None:
-        return "-"
+        return ""
     return f"{duration(until - now)} left" if until > now else "expired"
 
 

@@ -57,6 +57,13 @@ TimeoutOption = Annotated[
     ),
 ]
 
+TenantOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tenant", metavar="NAME", help="See this tenant's conversations only; ids are looked up, and made, in it."
+    ),
+]
+
 _SHARED: dict[str, tuple[Any, Any]] = {
     "dsn": (DsnOption, None),
     "schema": (SchemaOption, None),
@@ -77,6 +84,7 @@ class Options:
     quiet: bool = False
     no_color: bool = False
     timeout: float = 30.0
+    tenant: str | None = None
 
     def updated(
         self,
@@ -87,6 +95,7 @@ class Options:
         quiet: bool = False,
         no_color: bool = False,
         timeout: float | None = None,
+        tenant: str | None = None,
     ) -> Options:
         """These options and others given later, which win."""
         if timeout is not None:
@@ -99,6 +108,7 @@ class Options:
             quiet=self.quiet or quiet,
             no_color=self.no_color or no_color,
             timeout=self.timeout if timeout is None else timeout,
+            tenant=self.tenant if tenant is None else tenant,
         )
 
     @property
@@ -123,6 +133,11 @@ def command(function: Callable[..., Exit | None]) -> Callable[..., None]:
     The function gets `Options` first, then what its own parameters declare, and returns an exit code or None.
     """
     return _command(function, _SHARED)
+
+
+def conversation_command(function: Callable[..., Exit | None]) -> Callable[..., None]:
+    """Make such a command of a function that names or lists conversations: it can see those of one tenant."""
+    return _command(function, {"tenant": (TenantOption, None), **_SHARED})
 
 
 def private_command(function: Callable[..., Exit | None]) -> Callable[..., None]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # Wide enough that nothing sent to a file or a pipe is wrapped or cut.
 _NO_LIMIT = 1_000_000
+_LEAST = 6  # characters of a column that may be cut
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class Output:
         self.console.print(Lines("\n").join(Lines(" " * indent) + line for line in lines), soft_wrap=True)
 
     def table(self, columns: Sequence[Column], rows: Sequence[Sequence[str | tuple[str, str]]]) -> None:
-        """Print a table. A cell is a text, alone or with its style."""
+        """Print a table. A cell is a text, alone or with its style. On a narrow terminal each row is a list."""
         from rich import box
         from rich.cells import cell_len
         from rich.table import Table
@@ -116,6 +117,15 @@ class Output:
         cells = [
             [Text(one_line(text), style, no_wrap=True, overflow="ellipsis") for text, style in row] for row in texts
         ]
+        least = sum(
+            min(_LEAST, len(column.title))
+            if column.flexible
+            else max(len(column.title), *map(len, (t for t, _ in below)))
+            for column, *below in zip(columns, *texts, strict=True)
+        )
+        if self.terminal and least + 2 * len(columns) > self.console.width:
+            self._print_lists(columns, cells)
+            return
         table = Table(
             box=box.SIMPLE_HEAD if self.terminal else None,
             pad_edge=False,
@@ -130,6 +140,17 @@ class Output:
         for row_cells in cells:
             table.add_row(*row_cells)
         self._print_grid(table)
+
+    def _print_lists(self, columns: Sequence[Column], rows: Sequence[Sequence[Text]]) -> None:
+        from rich.text import Text
+
+        width = max(len(column.title) for column in columns)
+        for number, row in enumerate(rows):
+            if number:
+                self.line()
+            for column, cell in zip(columns, row, strict=True):
+                if cell.plain != "-":
+                    self.console.print(Text.assemble((f"{column.title:<{width}}  ", "dim"), cell), overflow="fold")
 
     def paragraphs(self, rows: Sequence[Sequence[Text]]) -> None:
         """Print rows without a heading, the last column of which may take several lines."""

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from turnkeep.cli.completion import complete
 from turnkeep.cli.database import opened
-from turnkeep.cli.options import Options, check_seconds, command
+from turnkeep.cli.options import Options, check_seconds, conversation_command
 from turnkeep.cli.output import Exact, json_around
 from turnkeep.cli.reference import BRANCH, LAST, find_branch
 from turnkeep.cli.transcript import Part, read_message
-from turnkeep.errors import InvalidInputError, NotFoundError
+from turnkeep.errors import ConflictError, InvalidInputError, NotFoundError
 from turnkeep.model import conversation_uuid
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ _STDIN = "-"
 _NOTHING = [Part("data", '{"content": ""}')]
 
 
-@command
+@conversation_command
 def post(
     options: Options,
     reference: Annotated[
@@ -35,6 +36,7 @@ def post(
             metavar="CONVERSATION",
             help=f"{BRANCH} With --agent, any text, which is its id.",
             show_default=False,
+            autocompletion=complete,
         ),
     ],
     message: Annotated[
@@ -65,6 +67,8 @@ def post(
     async def run() -> None:
         async with opened(options) as store:
             conversation, branch = await _meant(store, reference, agent)
+            if agent is not None:
+                await _check_agent(store, conversation, agent)
             posted = await store.post(conversation, words, key=key, agent_id=agent, branch=branch)
             if not wait and seconds is None:
                 _print_posted(options, posted, reference)
@@ -96,6 +100,20 @@ async def _meant(store: AsyncStore, reference: str, agent: str | None) -> tuple[
     except NotFoundError as error:
         raise NotFoundError(f"{error}; --agent NAME makes a new one") from error
     return reference if found.conversation == conversation_uuid(reference) else found.conversation, found.branch
+
+
+async def _check_agent(store: AsyncStore, conversation: str | UUID, agent: str) -> None:
+    """Refuse an agent that would not answer: a conversation keeps the one it was made for."""
+    try:
+        about = await store.describe(conversation)
+    except NotFoundError:
+        return
+    if about.agent_id != agent:
+        whose = "no agent" if about.agent_id is None else f"agent {about.agent_id!r}"
+        raise ConflictError(
+            f"conversation {about.external_id!r} is there, and of {whose}, not {agent!r}; nothing was posted: "
+            "leave out --agent, or name another conversation"
+        )
 
 
 def _print_posted(options: Options, posted: Posted, reference: str) -> None:

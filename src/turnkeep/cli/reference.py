@@ -60,6 +60,14 @@ async def find_branch(store: AsyncStore, text: str) -> Reference:
     return found
 
 
+async def find_only(store: AsyncStore, text: str) -> UUID:
+    """The conversation that a text names, where no part of it can be meant."""
+    found = await find(store, text)
+    if found.branch is not None or found.at is not None:
+        raise InvalidInputError(f"{text!r} names a part of a conversation: name all of it")
+    return found.conversation
+
+
 async def find_conversation(store: AsyncStore, reference: str) -> UUID:
     """The conversation that a reference without anything behind it means."""
     if reference != LAST:

@@ -10,8 +10,9 @@ from uuid import UUID
 
 import typer
 
+from turnkeep.cli.completion import complete
 from turnkeep.cli.database import opened
-from turnkeep.cli.options import Options, command
+from turnkeep.cli.options import Options, conversation_command
 from turnkeep.cli.output import Column, Output
 from turnkeep.cli.reference import BRANCH, find_branch
 from turnkeep.cli.text import count, one_line
@@ -49,12 +50,12 @@ class Resumed:
     outcome: str
 
 
-@command
+@conversation_command
 def resume(
     options: Options,
     reference: Annotated[
         str | None,
-        typer.Argument(metavar="CONVERSATION", help=BRANCH, show_default=False),
+        typer.Argument(metavar="CONVERSATION", help=BRANCH, show_default=False, autocompletion=complete),
     ] = None,
     every: Annotated[
         bool, typer.Option("--all", help="Every turn that has failed or was left open, of all conversations.")

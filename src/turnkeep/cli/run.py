@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from turnkeep.cli.agents import choose, load
+from turnkeep.cli.completion import complete
 from turnkeep.cli.failures import Exit
 from turnkeep.cli.options import Options, check_seconds, command
 
@@ -29,6 +30,7 @@ def run(
             metavar="CONVERSATION",
             help="Any text, which is its id, or @last; a new conversation if not given.",
             show_default=False,
+            autocompletion=complete,
         ),
     ] = None,
     agent: Annotated[

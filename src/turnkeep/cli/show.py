@@ -11,19 +11,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from turnkeep.cli.completion import complete
 from turnkeep.cli.context import context_json, print_context
 from turnkeep.cli.database import opened
+from turnkeep.cli.details import detail_rows
 from turnkeep.cli.jsonview import elements, readable
 from turnkeep.cli.ls import branch_label, lease_label
-from turnkeep.cli.options import Options, command
+from turnkeep.cli.options import Options, conversation_command
 from turnkeep.cli.output import Column, Exact, Output, json_around, json_array
-from turnkeep.cli.reference import CHECKPOINT, find
+from turnkeep.cli.reference import CHECKPOINT, find, find_only
 from turnkeep.cli.text import ago, count, cut, one_line, printable
 from turnkeep.cli.transcript import Message, Part, read_call, read_message
+from turnkeep.cli.tree import print_tree
 from turnkeep.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from turnkeep.model import Checkpoint, CheckpointSummary
+    from turnkeep.model import BranchSummary, Checkpoint, CheckpointSummary, Conversation
     from turnkeep.store._inbox import Waiting
 
 Place = tuple[int, int]
@@ -35,6 +38,7 @@ _MEMBERS = (
     *("turn_open", "parent", "created_at", "write_id", "status", "lease_owner", "lease_until", "failure"),
 )
 _PAGE = 1000
+_DETAILS = ("title", "tags", "metadata", "version", "tenant", "parent", "current_branch", "created_at", "ended_at")
 _ROLE_STYLES = {"user": "bold cyan", "assistant": "bold green", "tool": "bold magenta", "system": "bold blue"}
 _PART_STYLES = {"thought": "dim italic", "note": "dim"}
 _COLUMNS = (
@@ -49,16 +53,19 @@ _COLUMNS = (
 )
 
 
-@command
+@conversation_command
 def show(
     options: Options,
     reference: Annotated[
         str,
-        typer.Argument(metavar="CONVERSATION", help=CHECKPOINT, show_default=False),
+        typer.Argument(metavar="CONVERSATION", help=CHECKPOINT, show_default=False, autocompletion=complete),
     ],
     raw: Annotated[bool, typer.Option("--raw", help="Print each message's exact JSON text, one a line.")] = False,
     in_context: Annotated[
         bool, typer.Option("--context", help="Print the messages that an inference would get now, and their sizes.")
+    ] = False,
+    tree: Annotated[
+        bool, typer.Option("--tree", help="Print the branches as a tree, the current one marked with *.")
     ] = False,
     history: Annotated[bool, typer.Option("--history", help="List the checkpoints, newest first.")] = False,
     limit: Annotated[
@@ -69,38 +76,49 @@ def show(
 
     A place is named as ID, ID:branch, ID@turn.sub_step or ID:branch@turn.sub_step; a branch by its number or its name.
     """
-    chosen = [name for name, wanted in (("--raw", raw), ("--context", in_context), ("--history", history)) if wanted]
+    views = {"--raw": raw, "--context": in_context, "--tree": tree, "--history": history}
+    chosen = [name for name, wanted in views.items() if wanted]
     if len(chosen) > 1:
         raise InvalidInputError(f"{' and '.join(chosen)} exclude each other")
     if raw and options.json:
         raise InvalidInputError("--raw prints messages: leave out --json")
+    if tree:
+        print_tree(options, asyncio.run(_read_tree(options, reference)), datetime.now(UTC))
+        return
     if history:
         _print_history(options, asyncio.run(_read_history(options, reference, limit)), limit)
         return
-    checkpoint, waiting = asyncio.run(_read(options, reference))
+    checkpoint, waiting, about = asyncio.run(_read(options, reference))
     if options.json:
-        options.output.exact((context_json if in_context else checkpoint_json)(checkpoint, waiting))
+        text = context_json(checkpoint, waiting) if in_context else checkpoint_json(checkpoint, waiting, about)
+        options.output.exact(text)
     elif raw:
         _print_raw(options.output, checkpoint)
     elif in_context:
         _print_context(options.output, checkpoint, waiting)
     else:
-        _print(options.output, checkpoint, waiting)
+        _print(options.output, checkpoint, waiting, about)
 
 
 # -- reading
 
 
-async def _read(options: Options, reference: str) -> tuple[Checkpoint, list[Waiting]]:
-    """A checkpoint, and what waits behind it where it is a head."""
+async def _read(options: Options, reference: str) -> tuple[Checkpoint, list[Waiting], Conversation]:
+    """A checkpoint, what waits behind it where it is a head, and what is said of the conversation."""
     from turnkeep.store._inbox import waiting
 
     async with opened(options) as store:
         found = await find(store, reference)
         checkpoint = await store.restore(found.conversation, branch=found.branch, at=found.at)
+        about = await store.describe(found.conversation)
         if found.at is not None:
-            return checkpoint, []
-        return checkpoint, await waiting(store, found.conversation, checkpoint.branch)
+            return checkpoint, [], about
+        return checkpoint, await waiting(store, found.conversation, checkpoint.branch), about
+
+
+async def _read_tree(options: Options, reference: str) -> list[BranchSummary]:
+    async with opened(options) as store:
+        return await store.branches(await find_only(store, reference))
 
 
 async def _read_history(options: Options, reference: str, limit: int) -> list[CheckpointSummary]:
@@ -125,10 +143,11 @@ async def _read_history(options: Options, reference: str, limit: int) -> list[Ch
 # -- for programs
 
 
-def checkpoint_json(checkpoint: Checkpoint, waiting: Sequence[Waiting]) -> str:
+def checkpoint_json(checkpoint: Checkpoint, waiting: Sequence[Waiting], about: Conversation) -> str:
     """A checkpoint as one JSON object around the exact texts that were stored (G3)."""
     return json_around(
         **{name: getattr(checkpoint, name) for name in _MEMBERS},
+        conversation={name: getattr(about, name) for name in _DETAILS},
         pending=json_array(
             json_around(
                 turn_index=call.turn_index,
@@ -161,9 +180,9 @@ def _print_raw(output: Output, checkpoint: Checkpoint) -> None:
 # -- for people
 
 
-def _print(output: Output, checkpoint: Checkpoint, waiting: Sequence[Waiting]) -> None:
+def _print(output: Output, checkpoint: Checkpoint, waiting: Sequence[Waiting], about: Conversation) -> None:
     now = datetime.now(UTC)
-    _print_header(output, checkpoint, now)
+    _print_header(output, checkpoint, about, now)
     _print_waiting(output, waiting, now)
     shortened = _print_messages(output, checkpoint)
     if checkpoint.state_text not in (None, "null"):
@@ -207,12 +226,14 @@ def _row(output: Output, name: str, *parts: str | tuple[str, str]) -> None:
     output.line((f"  {name:<9}", "dim"), *parts)
 
 
-def _print_header(output: Output, checkpoint: Checkpoint, now: datetime) -> None:
+def _print_header(output: Output, checkpoint: Checkpoint, about: Conversation, now: datetime) -> None:
     row = partial(_row, output)
     output.line((one_line(checkpoint.external_id), "bold"))
     row("id", str(checkpoint.conversation_id))
     if checkpoint.agent_id:
         row("agent", one_line(checkpoint.agent_id))
+    for name, value in detail_rows(about):
+        row(name, cut(value, 300, 1)[0])
     branch = one_line(branch_label(checkpoint.branch, checkpoint.branch_name))
     if checkpoint.turn_index < 0:
         row("place", f"branch {branch}, before its first turn")

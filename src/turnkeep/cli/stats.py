@@ -26,7 +26,7 @@ def stats(
     options: Options,
     exact: Annotated[bool, typer.Option("--exact", help="Count tables of over a million rows too.")] = False,
 ) -> None:
-    """Count conversations, messages and what is under way, and say what they take on disk.
+    """Count what there is, and what is under way.
 
     Tables of over a million rows are estimated, and then marked with ~.
     """

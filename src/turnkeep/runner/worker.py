@@ -116,6 +116,8 @@ class Worker:
             log.warning("no work can be claimed: %s", error)
             return 0
         for branch in claimed:
+            if branch.taken_from is not None:
+                log.warning("%r is taken over: the lease of %s had expired", branch, branch.taken_from)
             driver = self.driver(branch, self._agents[str(branch.agent_id)])
             self._driven[asyncio.create_task(self._drive(driver))] = driver
             if self._stopping.is_set():

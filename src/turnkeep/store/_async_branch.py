@@ -38,7 +38,8 @@ class AsyncBranch(AsyncHead):
 
     Attributes: `conversation_id` (UUID), `external_id` (the text it was asked for by), `branch` (its number),
     `agent_id`, and the head: `turn_index` (-1 before the first turn), `sub_step`, `turn_open`, `messages`, `state`,
-    `pending`, `lease`. `suspect` says that its worker has died, and that it has made no progress since.
+    `pending`, `lease`. `suspect` says that its worker has died, and that it has made no progress since,
+    `taken_from` whose lease had expired when this handle claimed it.
     """
 
     async def begin_turn(
@@ -346,12 +347,23 @@ class AsyncBranch(AsyncHead):
 
     @classmethod
     def claimed(
-        cls, database: AsyncDatabase, checkpoint: Checkpoint, lease: Lease, agent_id: str, *, suspect: bool
+        cls,
+        database: AsyncDatabase,
+        checkpoint: Checkpoint,
+        lease: Lease,
+        agent_id: str,
+        *,
+        suspect: bool,
+        taken_from: str | None,
     ) -> AsyncBranch:
-        """A handle that holds a lease already. `suspect` says that its workers have died before."""
+        """A handle that holds a lease already.
+
+        `suspect` says that its workers have died before, `taken_from` who has let the lease expire, if anybody has.
+        """
         branch = cls(database, checkpoint, agent_id)
         branch._lease = lease
         branch.suspect = suspect
+        branch.taken_from = taken_from
         return branch
 
     async def renew(self) -> Lease:

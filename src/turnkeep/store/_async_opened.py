@@ -50,8 +50,8 @@ class AsyncOpened:
     async def open(self) -> None:
         """Connect, and check that the schema is there and not older than this release.
 
-        The embedded Postgres is started if need be, and its schema is brought up to date. Raises
-        `UnavailableError`, `SchemaError`, `EmbeddedError`.
+        The embedded Postgres is started if need be, and its schema is brought up to date: made where it is the default
+        one, as nothing else is. Raises `UnavailableError`, `SchemaError`, `EmbeddedError`.
         """
         if self._tenant is not None:
             raise UsageError("one tenant's view of a store is open as long as the store is: open that")
@@ -59,11 +59,15 @@ class AsyncOpened:
         if conninfo == settings.EMBEDDED:
             # Its users pay for it, nobody else.
             from turnkeep.embedded import EmbeddedPostgres
-            from turnkeep.store._migrate import migrate
+            from turnkeep.store._migrate import bring_up_to_date
 
             self._embedded = await in_thread(EmbeddedPostgres.start)
             conninfo = self._embedded.conninfo
-            await in_thread(migrate, conninfo, self._schema)
+            try:
+                await in_thread(bring_up_to_date, conninfo, self._schema)
+            except BaseException:
+                await self.close()
+                raise
         revive = None if self._embedded is None else self._embedded.ensure
         database = AsyncDatabase(
             conninfo, self._schema, pool_size=self._pool_size, timeout=self._timeout, revive=revive

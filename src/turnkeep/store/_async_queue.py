@@ -16,8 +16,8 @@ from turnkeep.store._async_leases import lease_terms, release_lease, take_lease
 from turnkeep.store._async_opened import BranchId, Id, no_conversation
 from turnkeep.store._async_requests import Body
 
-_Claim = tuple[uuid.UUID, int, Lease, str, bool]
-"""Conversation, branch, lease, agent, and whether it is a suspect."""
+_Claim = tuple[uuid.UUID, int, Lease, str, bool, str | None]
+"""Conversation, branch, lease, agent, whether it is a suspect, and whose lease had expired."""
 
 
 class AsyncQueue(AsyncConversations):
@@ -101,7 +101,7 @@ class AsyncQueue(AsyncConversations):
         if len(waiting) < limit:
             waiting += await self._database.fetch("ready", parameters)
         claims: list[_Claim] = []
-        for conversation_id, number, agent, attempts in waiting:
+        for conversation_id, number, agent, attempts, former in waiting:
             suspect = attempts > 0
             if len(claims) == limit or (conversation_id, number) in skip or (suspect and not suspects):
                 continue
@@ -112,7 +112,7 @@ class AsyncQueue(AsyncConversations):
                     raise
                 break  # those claimed are not left lying
             if isinstance(lease, Lease):
-                claims.append((conversation_id, number, lease, agent, suspect))
+                claims.append((conversation_id, number, lease, agent, suspect, former))
                 suspects = suspects and not suspect
         return await self._restored(claims)
 
@@ -127,17 +127,17 @@ class AsyncQueue(AsyncConversations):
         except CorruptionError as error:
             if len(claims) > 1:
                 return [branch for claim in claims for branch in await self._restored([claim])]
-            ((conversation_id, number, lease, _, _),) = claims
+            ((conversation_id, number, lease, *_),) = claims
             failure = jsontext.encode({"type": "corruption", "message": str(error)}, "failure")
             await release_lease(self._database, conversation_id, number, lease, stopped="failed", failure=failure)
             return []
         except DatabaseError:
-            for conversation_id, number, lease, _, _ in claims:
+            for conversation_id, number, lease, *_ in claims:
                 await release_lease(self._database, conversation_id, number, lease)
             raise
         return [
-            AsyncBranch.claimed(self._database, found[item], lease, agent, suspect=suspect)
-            for item, (_, _, lease, agent, suspect) in enumerate(claims, 1)
+            AsyncBranch.claimed(self._database, found[item], lease, agent, suspect=suspect, taken_from=former)
+            for item, (_, _, lease, agent, suspect, former) in enumerate(claims, 1)
             if item in found
         ]
 

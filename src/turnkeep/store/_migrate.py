@@ -14,7 +14,7 @@ import psycopg
 from psycopg import sql
 
 from turnkeep._version import VERSION
-from turnkeep.errors import ConfigurationError
+from turnkeep.errors import ConfigurationError, SchemaError
 from turnkeep.settings import DEFAULT_SCHEMA, check_schema_name
 from turnkeep.store._failures import parsed, translated
 from turnkeep.store._statements import read, render
@@ -114,6 +114,25 @@ def script(conninfo: str, schema: str = DEFAULT_SCHEMA, *, timeout: float = 60.0
         parts += [f"-- Wait for others, and refuse a schema that has changed.\n{guard};"]
         parts += [f"-- To {step.what}.\n{step.statement.decode()}" for step in steps]
         return "\n\n".join([*parts, "COMMIT;\n"])
+
+
+def bring_up_to_date(conninfo: str, schema: str) -> SchemaStatus:
+    """Do what `migrate` does with a schema that is there, or with the default one.
+
+    Raises `SchemaError` for another name, which may be a slip of the pen.
+    """
+    if schema != DEFAULT_SCHEMA and not status(conninfo, schema).exists:
+        with _transaction(conninfo, schema, 60.0) as connection:
+            rows = connection.execute(
+                "SELECT n.nspname FROM pg_catalog.pg_namespace AS n WHERE 2 = ("
+                "SELECT pg_catalog.count(*) FROM pg_catalog.pg_class AS c"
+                " WHERE c.relnamespace = n.oid AND c.relname IN ('migration', 'checkpoint')) ORDER BY 1"
+            ).fetchall()
+        there = ", ".join(repr(name) for (name,) in rows) or "none"
+        raise SchemaError(
+            f"there is no schema {schema!r}; there are: {there}. `turnkeep init --schema {schema}` would make it"
+        )
+    return migrate(conninfo, schema)
 
 
 def status(conninfo: str, schema: str = DEFAULT_SCHEMA, *, timeout: float = 60.0) -> SchemaStatus:

@@ -70,6 +70,7 @@ class Head:
         self._lock = Lock()
         self._lease: Lease | None = None
         self.suspect = False
+        self.taken_from: str | None = None
         self.agent_id = agent_id or checkpoint.agent_id
         self.conversation_id = checkpoint.conversation_id
         self.external_id = checkpoint.external_id

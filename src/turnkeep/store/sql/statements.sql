@@ -109,7 +109,7 @@ SELECT outcome, builders, lease_owner, lease_until FROM {schema}.delete_branch_v
 
 -- name: ready
 -- Branches that wait for a worker of these agents, the longest waiting first.
-SELECT b.conversation_id, b.branch, v.agent_id, b.attempts
+SELECT b.conversation_id, b.branch, v.agent_id, b.attempts, NULL::pg_catalog.text
 FROM {schema}.branch AS b
 JOIN {schema}.conversation AS v ON v.conversation_id = b.conversation_id
 WHERE b.status = 'ready' AND b.ready_at <= (SELECT {schema}.clock()) AND v.agent_id = ANY (%(agents)s)
@@ -117,8 +117,8 @@ ORDER BY b.ready_at
 LIMIT %(limit)s
 
 -- name: expired
--- Branches whose worker of these agents has lost its lease.
-SELECT b.conversation_id, b.branch, v.agent_id, b.attempts
+-- Branches whose worker of these agents has lost its lease, and who that was.
+SELECT b.conversation_id, b.branch, v.agent_id, b.attempts, coalesce(b.lease_owner, 'a worker without a name')
 FROM {schema}.branch AS b
 JOIN {schema}.conversation AS v ON v.conversation_id = b.conversation_id
 WHERE b.status = 'running' AND b.lease_until <= (SELECT {schema}.clock()) AND v.agent_id = ANY (%(agents)s)
