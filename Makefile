@@ -8,7 +8,7 @@ FUZZ_SECONDS ?= 300
 FUZZ_EXAMPLES ?= 2000
 MAJORS := 15 16 17
 .DEFAULT_GOAL := help
-.PHONY: help demo test postgres-versions model lint bench engines fuzz lock clean
+.PHONY: help demo test postgres-versions model lint bench engines fuzz lock clean pictures
 
 help:    ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/'
@@ -37,6 +37,9 @@ model: $(VENV)/ready    ## thousands of made-up sequences, the store beside a pl
 
 bench: $(VENV)/ready pgbouncer    ## ratios beside their budgets
 	$(BIN)/python -m bench
+
+pictures: $(VENV)/ready    ## what the commands print, drawn for README and docs
+	$(BIN)/python tools/pictures.py
 
 engines: $(VENV)/ready $(ENGINES)/ready    ## real model servers, killed in the middle of a stream
 	$(BIN)/pytest -q engines
