@@ -110,6 +110,7 @@ async def test_a_worker_killed_in_the_middle_of_a_reply_loses_nothing(
         advance(timedelta(minutes=1))
         assert await waiting.end() == 0
         assert waiting.out == STORY + "\n"
+    assert f"is taken over: the lease of {socket.gethostname()}:{first.process.pid} had expired" in second.err
     assert len(model.requests) == 2
 
 

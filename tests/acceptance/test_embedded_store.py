@@ -51,3 +51,14 @@ async def test_a_store_outlives_other_users_of_its_server(embedded: Path) -> Non
     async with turnkeep.open() as store:
         other.release()
         await (await store.conversation("others")).begin_turn(USER)
+
+
+async def test_a_slip_of_the_pen_makes_no_schema(embedded: Path) -> None:
+    async with turnkeep.open() as store:
+        with pytest.raises(turnkeep.SchemaError, match="no schema 'turnkep'; there are: 'turnkeep'"):
+            await turnkeep.open(schema="turnkep").open()
+        turnkeep.migrate(store.conninfo, "meant")
+        async with turnkeep.open(schema="meant") as other:
+            await other.conversation("c")
+        with pytest.raises(turnkeep.SchemaError, match="'meant', 'turnkeep'"):
+            await turnkeep.open(schema="turnkep").open()

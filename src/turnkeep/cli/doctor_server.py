@@ -127,7 +127,7 @@ def _mended(name: str, setting: Setting, server: Server) -> tuple[str, str]:
         case "client" | "session":
             return ", set by the DSN or PGOPTIONS", "Take it out there"
         case _:
-            return ", for the whole server", f"Run ALTER SYSTEM SET {name} = on; SELECT pg_reload_conf()"
+            return ", for the whole server", f"Run ALTER SYSTEM SET {name} = on, and let it reload by pg_reload_conf()"
 
 
 def _whose(one: Override) -> str:
