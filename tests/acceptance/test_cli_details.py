@@ -140,8 +140,9 @@ def _answered(*arguments: str, answer: str, dsn: str) -> int:
     """The exit code of a command whose question is answered on a terminal."""
     ours, theirs = pty.openpty()
     with subprocess.Popen(
-        [COMMAND, *arguments], env=PLAIN | {"TURNKEEP_DATABASE_URL": dsn}, stdin=theirs, stdout=theirs, stderr=theirs
-    ) as process:
+        ["setsid", "--ctty", "--wait", COMMAND, *arguments], env=PLAIN | {"TURNKEEP_DATABASE_URL": dsn},
+        stdin=theirs, stdout=theirs, stderr=theirs,
+    ) as process:  # fmt: skip
         os.close(theirs)
         asked = b""
         while b"[y/N]" not in asked:
@@ -149,7 +150,13 @@ def _answered(*arguments: str, answer: str, dsn: str) -> int:
             assert ready, asked
             asked += os.read(ours, 65536)
         assert b"3 conversations" in asked
-        os.write(ours, answer.encode() if answer == "\x04" else f"{answer}\n".encode())
+        os.write(ours, answer.encode() if answer < " " else f"{answer}\n".encode())
         code = process.wait(PATIENCE)
     os.close(ours)
     return code
+
+
+@pytest.mark.usefixtures("family")
+async def test_a_question_can_be_interrupted(dsn: str, store: turnkeep.AsyncStore) -> None:
+    assert _answered("erase", "top", answer="\x03", dsn=dsn) == 130
+    assert len(await store.conversations()) == 4

@@ -35,31 +35,33 @@ def erase(
     Every message, checkpoint and request of it and of its child conversations goes. Says what there is and asks.
     Where nobody can be asked, --yes is needed. Backups, replicas that lag and the server's log keep what they have.
     """
-    asking = sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty() and not options.json
-
-    async def run() -> Erased | None:
-        from turnkeep.store._erasure import look
-
-        async with opened(options) as store:
-            conversation = await find_only(store, reference)
-            if not yes:
-                found = await look(store, conversation)
-                if not asking:
-                    raise InvalidInputError(f"{_in_words(found)}: nothing was erased; say --yes to erase it")
-                options.output.note(f"This erases {_in_words(found)}. It can't be undone.", "bold yellow")
-                if not await asyncio.to_thread(_confirmed):
-                    return None
-            return await store.erase(conversation)
-
-    erased = asyncio.run(run())
-    if erased is None:
-        options.output.note("Nothing was erased.")
-        return Exit.FAILURE
+    if not yes:
+        found = asyncio.run(_look(options, reference))
+        if options.json or sys.stdin is None or not sys.stdin.isatty() or not sys.stderr.isatty():
+            raise InvalidInputError(f"{_in_words(found)}: nothing was erased; say --yes to erase it")
+        options.output.note(f"This erases {_in_words(found)}. It can't be undone.", "bold yellow")
+        if not _confirmed():
+            options.output.note("Nothing was erased.")
+            return Exit.FAILURE
+        reference = str(found.conversation_id)  # what was asked about, whatever @last is now
+    erased = asyncio.run(_erase(options, reference))
     if options.json:
         options.output.record(asdict(erased))
     elif not options.quiet:
         options.output.text(f"Erased {_counts(erased)}.")
     return Exit.OK
+
+
+async def _look(options: Options, reference: str) -> Erasure:
+    from turnkeep.store._erasure import look
+
+    async with opened(options) as store:
+        return await look(store, await find_only(store, reference))
+
+
+async def _erase(options: Options, reference: str) -> Erased:
+    async with opened(options) as store:
+        return await store.erase(await find_only(store, reference))
 
 
 def _confirmed() -> bool:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 class Erasure:
     """A conversation, the ids of its children at any depth, and what they come to together."""
 
+    conversation_id: uuid.UUID
     external_id: str
     children: tuple[str, ...]
     counts: Erased
@@ -29,4 +30,4 @@ async def look(store: AsyncStore, conversation: uuid.UUID) -> Erasure:
     if not rows:
         raise NotFoundError(f"no conversation {conversation}")
     names, *counts = zip(*rows, strict=True)
-    return Erasure(names[0], names[1:], Erased(len(rows), *map(sum, counts)))
+    return Erasure(conversation, names[0], names[1:], Erased(len(rows), *map(sum, counts)))
