@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Hashable, Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from turnkeep.cli.differences import changes, message_lines, unified, whole_lines
 from turnkeep.cli.reference import readings
+from turnkeep.store._alignment import align
 
 
 def found(before: str | None, after: str | None) -> dict[str, tuple[str | None, str | None]]:
@@ -94,3 +98,27 @@ def test_a_reference_is_read_with_the_longest_id_first() -> None:
     assert list(readings("@last:retry")) == [("@last:retry", None, None), ("@last", "retry", None)]
     assert list(readings("x:")) == [("x:", None, None)]
     assert list(readings(":1")) == [(":1", None, None)]
+
+
+# -- lists of messages
+
+
+def kept(a: Sequence[Hashable], b: Sequence[Hashable]) -> int:
+    blocks = align(a, b)
+    assert [i for block in blocks for i in block.a] == list(range(len(a)))
+    assert [j for block in blocks for j in block.b] == list(range(len(b)))
+    for block in blocks:
+        if block.same:
+            assert [a[i] for i in block.a] == [b[j] for j in block.b]
+    return sum(len(block.a) for block in blocks if block.same)
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=12), st.lists(st.sampled_from("abc"), max_size=12))
+def test_lists_are_laid_beside_each_other_whole(a: list[str], b: list[str]) -> None:
+    assert (kept(a, b) == len(a) == len(b)) is (a == b)
+
+
+def test_what_was_put_in_leaves_the_rest_as_it_is() -> None:
+    assert kept("abcdef", "aXbcdYef") == 6
+    assert kept(["1", "ok", "x", "ok", "2"], ["3", "ok", "ok", "x", "ok", "4"]) == 3
+    assert kept(["hi"] * 5000, ["ho", *["hi"] * 5000, "he"]) == 5000
