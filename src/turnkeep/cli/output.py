@@ -120,7 +120,7 @@ class Output:
         least = sum(
             min(_LEAST, len(column.title))
             if column.flexible
-            else max(len(column.title), *map(len, (t for t, _ in below)))
+            else max((len(column.title), *(len(text) for text, _ in below)))
             for column, *below in zip(columns, *texts, strict=True)
         )
         if self.terminal and least + 2 * len(columns) > self.console.width:

@@ -62,7 +62,10 @@ def show(
     ],
     raw: Annotated[bool, typer.Option("--raw", help="Print each message's exact JSON text, one a line.")] = False,
     in_context: Annotated[
-        bool, typer.Option("--context", help="Print the messages that an inference would get now, and their sizes.")
+        bool,
+        typer.Option(
+            "--context", help="Print what a model would get now, its instructions aside, and the size of each message."
+        ),
     ] = False,
     tree: Annotated[
         bool, typer.Option("--tree", help="Print the branches as a tree, the current one marked with *.")
