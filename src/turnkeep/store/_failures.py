@@ -70,6 +70,7 @@ _REFUSALS = (
     "invalid port number",
     "invalid connection option",
     "invalid sslmode value",
+    "unsupported startup parameter",
 )
 
 
