@@ -45,6 +45,7 @@ engines: $(VENV)/ready $(ENGINES)/ready    ## real model servers, killed in the 
 	$(BIN)/pytest -q engines
 
 fuzz: $(VENV)/ready $(FUZZ)/ready    ## exact JSON text under made-up input, for FUZZ_SECONDS and FUZZ_EXAMPLES
+	@mkdir -p fuzz/seen fuzz/found
 	$(FUZZ)/bin/python -m fuzz.jsontext -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -dict=fuzz/json.dict \
 	    -artifact_prefix=fuzz/found/ fuzz/seen tests/corpus
 	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/pytest -q -k fuzz tests/unit tests/store
@@ -69,7 +70,6 @@ $(ENGINES)/ready: engines/llamacpp.txt
 $(FUZZ)/ready: fuzz/requirements.txt pyproject.toml
 	$(PYTHON) -m venv $(FUZZ)
 	$(FUZZ)/bin/pip install --quiet --disable-pip-version-check -r fuzz/requirements.txt -e . hypothesis
-	@mkdir -p fuzz/seen fuzz/found
 	@touch $@
 
 .PHONY: pgbouncer postgresql
