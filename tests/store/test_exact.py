@@ -153,3 +153,13 @@ async def test_a_key_takes_every_message_that_can_be_stored(store: AsyncStore) -
     await branch.take_request()
     assert branch.messages[0] == branch.messages[-1]
     assert (await store.restore("c")).message_texts.count(deepest.text) == 2
+
+
+@pytest.mark.parametrize("number", ["1e400", "9" * 5000], ids=["infinite", "long"])
+async def test_a_failure_that_could_not_be_read_with_its_branch_is_refused(store: AsyncStore, number: str) -> None:
+    branch = await store.conversation("c")
+    await branch.claim()
+    with pytest.raises(turnkeep.UnstorableError, match=r'failure\["seen"\]'):
+        await branch.release(failure={"type": "x", "message": "m", "seen": RawJSON(number)})
+    assert await branch.release(failure={"type": "x", "message": "\0 \ud800"})
+    assert (await store.restore("c")).failure == {"type": "x", "message": "\0 \ud800"}

@@ -393,7 +393,7 @@ class AsyncBranch(AsyncHead):
         delay = _arguments.delay_seconds(delay)
         text = stopped = None
         if failure is not None:
-            text = jsontext.encode(failure, "failure")
+            text = _writes.readable_text(failure, "failure")
             stopped = "waiting" if failure.get("type") == "waiting" else "failed"
         self._database.check_usable()
         async with self._lock:

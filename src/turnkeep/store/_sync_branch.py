@@ -392,7 +392,7 @@ class Branch(Head):
         delay = _arguments.delay_seconds(delay)
         text = stopped = None
         if failure is not None:
-            text = jsontext.encode(failure, "failure")
+            text = _writes.readable_text(failure, "failure")
             stopped = "waiting" if failure.get("type") == "waiting" else "failed"
         self._database.check_usable()
         with self._lock:

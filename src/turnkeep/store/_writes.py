@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from turnkeep import jsontext
-from turnkeep.errors import InvalidInputError, UnstorableError
+from turnkeep.errors import InvalidInputError, UnreadableError, UnstorableError
 from turnkeep.jsontext import RawJSON
 
 
@@ -63,6 +63,16 @@ def content(
         tool_results=_list_text(tool_results, "tool_results"),
         state=None if state is UNCHANGED else jsontext.encode(state, "state"),
     )
+
+
+def readable_text(value: object, name: str) -> str:
+    """The text of a value that is read with its branch: one that Python can't hold would make both unreadable."""
+    text = jsontext.encode(value, name)
+    try:
+        jsontext.decode(text, name)
+    except UnreadableError as error:
+        raise UnstorableError(error.path, error.reason) from None
+    return text
 
 
 def _list_text(values: Sequence[object] | None, name: str) -> str | None:
