@@ -169,7 +169,7 @@ async def test_failover_readonly_is_waited_for_until_the_deadline(dsn: str) -> N
     )
     with Observer(dsn) as observer, psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("SET default_transaction_read_only = off")
-        async with turnkeep.open(dsn, timeout=60) as store, turnkeep.open(dsn, timeout=1) as impatient:
+        async with turnkeep.open(dsn, timeout=60) as store, turnkeep.open(dsn, timeout=3) as impatient:
             branch = await store.conversation("c")
             await branch.begin_turn(USER)
             other = await impatient.conversation("c")

@@ -177,7 +177,7 @@ async def test_an_ended_conversation_takes_nothing_until_it_is_reopened(store: A
         lambda: store.post("c", "x"),
         lambda: store.fork("c"),
         lambda: store.resume("c"),
-        lambda: store.wait_reply("c", "waits", seconds=5),
+        lambda: store.wait_reply("c", "waits", seconds=60),
     ]
     for call in refused:
         with pytest.raises(turnkeep.ConversationEndedError):
