@@ -28,6 +28,7 @@ postgres-versions: $(VENV)/ready    ## the store's and the schema's tests on Pos
 
 lint: $(VENV)/ready    ## ruff, mypy, and whether the generated files are current
 	$(BIN)/python tools/sync_twin.py --check
+	$(BIN)/python -m tools.reference --check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -14,10 +14,13 @@ import psycopg
 import pytest
 
 import turnkeep
+from tools.reference.markdown import anchor
 from turnkeep.testing import Exchange, ModelServer, Reply, ToolCall
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# Pages of signatures, which nobody writes by hand.
+GENERATED = ROOT / "docs" / "reference"
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NOWHERE = "http://127.0.0.1:9/v1"
 # Lines of shell that a test of their own runs, or that prepare a machine.
@@ -30,6 +33,7 @@ def snippets(language: str) -> list[Any]:
             match.group(2), id=f"{page.relative_to(ROOT)}:{page.read_text()[: match.start()].count(chr(10)) + 1}"
         )
         for page in PAGES
+        if page.parent != GENERATED
         for match in FENCE.finditer(page.read_text())
         if match.group(1) == language
     ]
@@ -105,7 +109,15 @@ def test_shell_runs(dsn: str, lines: str, tmp_path: Path) -> None:
             assert process.wait(60) == 0
 
 
+def anchors(page: Path) -> set[str]:
+    """The fragments of a page's headings."""
+    text = FENCE.sub("", page.read_text())
+    return {anchor(heading) for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
+
+
 def test_links_between_pages_lead_somewhere() -> None:
     for page in PAGES:
-        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
+        for target, fragment in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", page.read_text()):
+            there = (page.parent / target) if target else page
+            assert there.exists(), f"{page.relative_to(ROOT)} links to {target}"
+            assert not fragment or fragment in anchors(there), f"{page.relative_to(ROOT)} links to {target}#{fragment}"
