@@ -148,7 +148,11 @@ def test_the_embedded_postgres_is_looked_at_and_stopped() -> None:
         assert not directory.exists()
         assert "schema created" in run("init", **named).out
         with EmbeddedPostgres.start(directory) as running:
+            told = run("embedded", "status", **named).out
             status = json.loads(run("embedded", "status", "--json", str(directory)).out)
+            assert status["conninfo"] in told
+            with psycopg.connect(status["conninfo"]) as connection:
+                assert connection.info.dbname == "turnkeep"
             assert (status["running"], status["postmaster_pid"]) == (True, running.postmaster_pid())
             found = run("doctor", "--json", **named)
             assert found.code == 0, found.out

@@ -83,9 +83,10 @@ def test_status_tells_about_a_running_a_stopped_and_no_server(new_place: Path) -
         assert running.log_path
         assert running.log_path.parent == new_place / "log"
         assert running.server_user != "root"
+        assert running.conninfo == use.conninfo
     stop(new_place)
     stopped = status(new_place)
-    assert (stopped.running, stopped.version, stopped.socket_dir) == (False, "18", None)
+    assert (stopped.running, stopped.version, stopped.socket_dir, stopped.conninfo) == (False, "18", None, None)
     with pytest.raises(EmbeddedError, match="no embedded Postgres runs"):
         use.postmaster_pid()
 

@@ -61,6 +61,8 @@ def status_lines(found: EmbeddedStatus) -> list[tuple[str, str]]:
     if found.running:
         pids = f"server {found.postmaster_pid}, keeper {found.keeper_pid or 'gone'}"
         lines += [("processes", pids), ("socket", str(found.socket_dir))]
+    if found.conninfo is not None:
+        lines.append(("conninfo", found.conninfo))
     if found.server_user is not None:
         lines.append(("run by", found.server_user))
     lines.append(("size", size(found.data_bytes)))

@@ -164,7 +164,8 @@ class EmbeddedStatus:
     """What is known of an embedded Postgres from outside.
 
     `version` is the running server's, or the major version of a stopped one's data; `data_bytes` is what
-    the data takes on disk; `server_user` is the system user that runs it.
+    the data takes on disk; `server_user` is the system user that runs it. `conninfo` is for any client, as long as
+    it runs.
     """
 
     directory: Path
@@ -176,6 +177,7 @@ class EmbeddedStatus:
     data_bytes: int
     log_path: Path | None
     server_user: str | None
+    conninfo: str | None
 
 
 def status(directory: Path | str | None = None) -> EmbeddedStatus:
@@ -183,7 +185,7 @@ def status(directory: Path | str | None = None) -> EmbeddedStatus:
     home = Directory.at(directory)
     with home.errors():
         if not home.exists:
-            return EmbeddedStatus(home.path, False, None, None, None, None, 0, None, None)
+            return EmbeddedStatus(home.path, False, None, None, None, None, 0, None, None, None)
         home.claim()  # which refuses what is not ours
         answer = _ask(home, "postgres")
         return EmbeddedStatus(
@@ -196,6 +198,7 @@ def status(directory: Path | str | None = None) -> EmbeddedStatus:
             data_bytes=_bytes_below(home.data),
             log_path=home.newest_log() or (home.startup_log if home.startup_log.exists() else None),
             server_user=user_name(home.data.stat().st_uid) if home.data.exists() else None,
+            conninfo=_conninfo(home) if answer else None,
         )
 
 
