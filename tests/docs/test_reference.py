@@ -41,8 +41,16 @@ def test_what_the_schema_has_must_be_documented(dsn: str, change: str, what: str
 
 def test_every_public_name_has_a_place() -> None:
     text = "".join((FOLDER / name).read_text() for name in ("python.md", "errors.md"))
-    missing = [name for name in (*turnkeep.__all__, *testing.__all__) if f"`{name}`" not in text]
-    assert not missing
+    names = [*turnkeep.__all__, *(f"testing.{name}" for name in testing.__all__)]
+    assert not [name for name in names if f"### `{name}`" not in text and f"| `{name}` |" not in text]
+
+
+def test_a_limit_must_be_documented(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = dict(settings.LIMITS)
+    last, _ = told.popitem()
+    monkeypatch.setattr(settings, "LIMITS", told)
+    with pytest.raises(LookupError, match=last):
+        settings.text()
 
 
 @pytest.mark.parametrize("undocumented", ["open", "migrate", "Agent", "tool", "Worker"])

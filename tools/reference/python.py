@@ -63,7 +63,7 @@ def text() -> str:
     for module in _FURTHER:
         group = list(public(module).values())
         shown += group
-        parts += [f"## turnkeep.{module}", prose(_docstring(package()[module])), *_described(group)]
+        parts += [f"## turnkeep.{module}", prose(_docstring(package()[module])), *_described(group, f"{module}.")]
     apart = [one for one in names.values() if one not in shown and not is_error(one)]
     if apart:
         raise LookupError(f"public names that no part of the page has room for: {', '.join(one.path for one in apart)}")
@@ -83,12 +83,12 @@ def _docstring(found: griffe.Object | griffe.Alias) -> str:
     return found.docstring.value if found.docstring else ""
 
 
-def _described(group: Iterable[griffe.Object]) -> Iterator[str]:
-    """Functions, then values, then classes, each by its name."""
+def _described(group: Iterable[griffe.Object], prefix: str = "") -> Iterator[str]:
+    """Functions, then values, then classes, each by its name, which some share in different modules."""
     kinds = (griffe.Function, griffe.Attribute, griffe.Class)
     for kind in kinds:
         for found in sorted((one for one in group if isinstance(one, kind)), key=lambda one: one.name.lower()):
-            yield f"### `{found.name}`"
+            yield f"### `{prefix}{found.name}`"
             if isinstance(found, griffe.Class):
                 yield from _class(found)
             elif isinstance(found, griffe.Function):
@@ -104,13 +104,13 @@ def _class(found: griffe.Class) -> Iterator[str]:
         yield f"Its methods are those of [`{twin.name}`](#{anchor(twin.name)}), without `await`."
         return
     made = "ade by `" in _docstring(found)
-    constructor = found.members.get("__init__")
+    inherited = _members(found)
+    constructor = inherited.get("__init__")
     if isinstance(constructor, griffe.Function) and not made and "dataclass" not in found.labels:
         yield code(signature(constructor, found.name), "python")
     yield prose(_docstring(found))
     yield _content(found)
-    members = [_target(one) for name, one in found.members.items() if name not in SEAMS.get(found.name, ())]
-    members = [one for one in members if not one.name.startswith("_")]
+    members = [one for one in inherited.values() if not one.name.startswith("_")]
     properties = [one for one in members if isinstance(one, griffe.Attribute) and "property" in one.labels]
     if properties:
         yield "\n".join(f"- **`{one.name}`** (`{one.annotation}`): {_flat(_docstring(one))}" for one in properties)
@@ -118,6 +118,12 @@ def _class(found: griffe.Class) -> Iterator[str]:
         if isinstance(one, griffe.Function) and _docstring(one):
             yield f"#### `{found.name}.{one.name}`"
             yield from _function(one)
+
+
+def _members(found: griffe.Class) -> dict[str, griffe.Object]:
+    """The members of a class, those that it inherits first, without the seams."""
+    every = {name: one for kind in [*reversed(found.mro()), found] for name, one in kind.members.items()}
+    return {name: _target(one) for name, one in every.items() if name not in SEAMS.get(found.name, ())}
 
 
 def _twin(found: griffe.Class) -> griffe.Object | None:
@@ -241,13 +247,12 @@ def _paths(found: griffe.Object) -> set[str]:
     if isinstance(found, griffe.Function):
         annotations = [found.returns, *(parameter.annotation for parameter in found.parameters)]
     elif isinstance(found, griffe.Class) and not _twin(found):
-        hidden = SEAMS.get(found.name, set())
         return {
             path
-            for name, member in found.members.items()
-            if name not in hidden and (not name.startswith("_") or name == "__init__")
+            for name, member in _members(found).items()
+            if not name.startswith("_") or name == "__init__"
             if "ade by `" not in _docstring(found) or name != "__init__"
-            for path in _paths(_target(member))
+            for path in _paths(member)
         }
     elif isinstance(found, griffe.Attribute):
         annotations = [found.annotation]

@@ -95,15 +95,18 @@ _NO_SETTINGS = {"tool": {"function"}}
 LIMITS = {
     "turnkeep.jsontext:MAX_MESSAGE_BYTES": "bytes of a message, or of another single value, as JSON in UTF-8",
     "turnkeep.store._writes:MAX_LIST_CHARACTERS": "characters of all messages, calls or results of one save",
-    "turnkeep.jsontext:MAX_DEPTH": "arrays and objects nested in one another",
+    "turnkeep._jsonreader:MAX_DEPTH": "arrays and objects nested in one another",
     "turnkeep.model:_MAX_ID_CHARACTERS": "characters of a conversation's own id",
     "turnkeep.store._arguments:_MAX_KEY_CHARACTERS": "characters of an idempotency key",
-    "turnkeep.store._async_store:_MAX_AGENT_CHARACTERS": "characters of an `agent_id`",
-    "turnkeep.store._async_store:_MAX_NAME_CHARACTERS": "characters of a branch's name",
+    "turnkeep.store._details:_MAX_NAME_CHARACTERS": "characters of an `agent_id`, a tag, a branch's or a tenant's name",
+    "turnkeep.store._details:_MAX_TITLE_CHARACTERS": "characters of a title",
+    "turnkeep.store._details:_MAX_TAGS": "tags of a conversation",
+    "turnkeep.store._details:_MAX_METADATA_BYTES": "bytes of one update of metadata, as JSON in UTF-8",
     "turnkeep.store._async_leases:_MAX_OWNER_CHARACTERS": "characters of a lease's owner",
     "turnkeep.store._arguments:_LONGEST_LEASE": "seconds of a lease, or of a delay",
     "turnkeep.store._arguments:MAX_PAGE": "conversations or checkpoints in one page of a list",
 }
+_LIMIT = re.compile(r"^(_?MAX_\w+|_LONGEST_LEASE)(?:: Final)? = ", re.MULTILINE)
 
 _LIMITS = """\
 Beyond a limit a call is refused with `InvalidInputError` or `UnstorableError`, before anything else happens. Views
@@ -117,12 +120,13 @@ _CAPITALS = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+|PG[A-Z]+|__[A-Z_]+__")
 def text() -> str:
     """The page. Raises `LookupError` for what nothing is said about."""
     _check("environment variable", variables() - OTHER_CAPITALS, set(ENVIRONMENT) - {"OPENAI_BASE_URL"})  # the client's
+    _check("limit", limits(), set(LIMITS))
     environment = table(("variable", "meaning"), ((f"`{name}`", words) for name, words in ENVIRONMENT.items()))
     keywords = [f"### `{name}`\n\n{_told_at(name)}\n\n{_keywords(name)}" for name in KEYWORDS]
-    limits = table(("at most", "of what"), ((_limit(path), words) for path, words in LIMITS.items()))
+    most = table(("at most", "of what"), ((_limit(path), words) for path, words in LIMITS.items()))
     return page(
         "Settings", _INTRODUCTION, "## Environment variables", environment,
-        "## Keywords", *keywords, "## Limits", _LIMITS, limits,
+        "## Keywords", *keywords, "## Limits", _LIMITS, most,
     )  # fmt: skip
 
 
@@ -134,6 +138,18 @@ def variables() -> set[str]:
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and _CAPITALS.fullmatch(node.value):
                 found.add(node.value)
     return {name for name in found if not name.startswith("__")}
+
+
+def limits() -> set[str]:
+    """The limits on what the store takes, as module:name."""
+    package = python.SOURCE / "turnkeep"
+    paths = [*package.glob("*.py"), *(one for one in package.glob("store/*.py") if "_sync_" not in one.name)]
+    modules = {path: ".".join(path.relative_to(python.SOURCE).with_suffix("").parts) for path in paths}
+    return {
+        f"{module}:{name}"
+        for path, module in modules.items()
+        for name in _LIMIT.findall(path.read_text(encoding="utf-8"))
+    }
 
 
 def parameters(name: str) -> dict[str, str]:

@@ -44,11 +44,18 @@ OUTCOMES = {
     "taken": "The key has begun a turn before, or waits on another branch: `turn_index` and `branch` say which.",
     "none": "No request waits.",
     "posted": "The request is accepted.",
-    "forked": "The branch is made.",
+    "forked": "The branch, or the conversation, is made.",
+    "created": "The conversation is made.",
+    "there": "There was one already; it is as it was.",
+    "updated": "The changes are made.",
+    "ended": "The conversation is ended; as a refusal: it has ended, and takes neither writes nor requests.",
+    "reopened": "Its branches are as they were before its end.",
+    "deleted": "The branch is removed.",
+    "gone": "It has been removed before.",
     "claimed": "The lease is taken.",
     "ready": "A worker will take it up.",
     "idle": "There is nothing left to do.",
-    "conflict": "The head is not the one that the caller has seen, but the one given back.",
+    "conflict": "The head, or the version, is not the one that the caller has seen, but the one given back.",
     "lease_held": "Somebody else's lease is live, until the time given back.",
     "lease_lost": "The token is stale, or its lease has expired.",
     "key_reused": "The key has come before with another body.",
@@ -56,6 +63,11 @@ OUTCOMES = {
     "not_found": "There is no such conversation or branch.",
     "no_checkpoint": "There is no such checkpoint to fork at.",
     "name_taken": "The conversation has another branch of that name.",
+    "exists": "There is another conversation of the id that was to be made.",
+    "no_parent": "There is no such parent conversation.",
+    "current": "The branch is the current one.",
+    "request_waits": "A request waits on the branch.",
+    "built_on": "Branches that are named go on from its checkpoints.",
     "not_waiting": "No worker is waited for, or somebody is just at it.",
     "failed": "Its workers have died five times in a row: it is failed instead.",
 }
@@ -65,7 +77,8 @@ _OTHERS = "What views and the functions above are made of, and what is useful be
 _COMMENTED = re.compile(r"((?:^--.*\n)+)CREATE (?:OR REPLACE )?FUNCTION \{schema\}\.(\w+)", re.MULTILINE)
 _PUBLIC = re.compile(r"_v\d+$")
 _NAMES = re.compile(r"\b(?:p_\w+|\w+_v\d+)\b")
-_OUTCOME = re.compile(r"outcome := '(\w+)'|THEN '(\w+_\w+|conflict|taken|repeated)'")
+_OUTCOME = re.compile(r"outcome := '(\w+)'|(?:THEN|ELSE) '([a-z_]+)'")
+_STATUSES = {"failed", "idle", "open", "ready", "running", "waiting"}
 _SEPARATOR = re.compile(r", (?=(?:OUT |INOUT |VARIADIC )?\w+ )")
 
 
@@ -229,7 +242,7 @@ def _outcomes() -> str:
     files = "".join(path.read_text(encoding="utf-8") for path in FILES.glob("[a-z]*.sql"))
     given = {word for words in _OUTCOME.findall(files) for word in words if word}
     gone = {word for word in OUTCOMES if f"'{word}'" not in files}
-    for word in sorted((given - set(OUTCOMES)) | gone):
+    for word in sorted((given - set(OUTCOMES) - _STATUSES) | gone):
         raise LookupError(f"outcome {word!r}: tools/reference/sql.py explains those that functions give, and no other")
     return table(("outcome", "meaning"), ((f"`{word}`", words) for word, words in OUTCOMES.items()))
 

@@ -5,13 +5,18 @@ COMMENT ON TABLE {schema}.conversation IS 'What all turns of a conversation have
 COMMENT ON COLUMN {schema}.conversation.conversation_id IS 'The key of everything about it.';
 COMMENT ON COLUMN {schema}.conversation.external_id IS 'The text it was first asked for by, verbatim.';
 COMMENT ON COLUMN {schema}.conversation.agent_id IS 'The agent whose workers serve it.';
-COMMENT ON COLUMN {schema}.conversation.metadata IS 'A JSON object of its users'' own.';
-COMMENT ON COLUMN {schema}.conversation.parent_conversation_id IS 'The conversation in which it was begun as a tool.';
+COMMENT ON COLUMN {schema}.conversation.metadata IS 'A JSON object of its users'' own; updates merge into it.';
+COMMENT ON COLUMN {schema}.conversation.parent_conversation_id IS 'The conversation that it is part of: one of an agent that uses another as a tool.';
 COMMENT ON COLUMN {schema}.conversation.current_branch IS 'The branch that is meant where none is named.';
 COMMENT ON COLUMN {schema}.conversation.next_branch IS 'The number of the next fork; a number is never used twice.';
 COMMENT ON COLUMN {schema}.conversation.created_at IS 'When it was made.';
 COMMENT ON COLUMN {schema}.conversation.ended_at IS 'When it was ended: it takes no more requests.';
 COMMENT ON COLUMN {schema}.conversation.archived_at IS 'When it was archived.';
+COMMENT ON COLUMN {schema}.conversation.tenant IS 'Whose it is, where text ids are a tenant''s own.';
+COMMENT ON COLUMN {schema}.conversation.title IS 'A title for people.';
+COMMENT ON COLUMN {schema}.conversation.tags IS 'Texts that lists can ask for.';
+COMMENT ON COLUMN {schema}.conversation.version IS 'How often title, tags and metadata have been updated.';
+COMMENT ON COLUMN {schema}.conversation.update_id IS 'The id of the last update: the same one again changes nothing more.';
 
 COMMENT ON TABLE {schema}.branch IS
     'A line of turns: its head, its lease, and what it waits for. The only row of a conversation that a save changes.';
@@ -65,6 +70,8 @@ COMMENT ON COLUMN {schema}.checkpoint.tool_results IS 'The results saved with it
 COMMENT ON COLUMN {schema}.checkpoint.answers IS
     'The call that each result settles, or that has started: (turn_index, sub_step, index in tool_calls) triples.';
 COMMENT ON COLUMN {schema}.checkpoint.state IS 'The state as it was then, whole.';
+COMMENT ON COLUMN {schema}.checkpoint.origin_conversation IS 'The conversation it was written in, where it has been copied.';
+COMMENT ON COLUMN {schema}.checkpoint.origin_branch IS 'The branch it was written on, where it has been copied.';
 
 COMMENT ON TABLE {schema}.request IS 'Messages accepted under a key: those that wait for a turn, and those that have begun one.';
 COMMENT ON COLUMN {schema}.request.conversation_id IS 'Whose request it is.';
