@@ -94,7 +94,7 @@ def _described(group: Iterable[griffe.Object], prefix: str = "") -> Iterator[str
             elif isinstance(found, griffe.Function):
                 yield from _function(found)
             else:
-                yield code(f"{found.name} = {found.value}", "python")
+                yield code(f"{found.name} = {_quoted(str(found.value))}", "python")
                 yield prose(_docstring(found))
 
 
@@ -135,7 +135,7 @@ def _content(found: griffe.Class) -> str:
     """The fields of a dataclass, or the members of an enumeration."""
     if any(str(base).endswith("Enum") for base in found.bases):
         members = [one for one in found.members.values() if isinstance(one, griffe.Attribute)]
-        return "\n".join(f"- `{one.name}` = `{one.value}`" for one in members)
+        return "\n".join(f"- `{one.name}` = `{_quoted(str(one.value))}`" for one in members)
     if "dataclass" not in found.labels:
         return ""
     rows = [(f"`{one.name}`", f"`{one.annotation}`", default(one.value)) for one in fields(found)]
@@ -214,8 +214,13 @@ def value(default: str | griffe.Expr) -> str:
         except KeyError:
             return str(default)
         if isinstance(constant, griffe.Attribute) and isinstance(constant.value, str):
-            return constant.value
-    return str(default)
+            return _quoted(constant.value)
+    return _quoted(str(default))
+
+
+def _quoted(text: str) -> str:
+    """A piece of code with the quotes that code is formatted with."""
+    return text if '"' in text else text.replace("'", '"')
 
 
 # -- types that are not public names, and stand in signatures of those that are
