@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -22,12 +23,13 @@ _PATIENCE = 60.0
 class PgBouncer:
     """One pgbouncer, listening on a private Unix socket. Started and stopped as a context manager."""
 
-    def __init__(self, server_dsn: str, *, pool_size: int) -> None:
+    def __init__(self, server_dsn: str, *, pool_size: int, settings: Mapping[str, str] | None = None) -> None:
         program = shutil.which("pgbouncer", path=_SEARCHED)
         assert program, "the tests need pgbouncer: apt-get install pgbouncer"
         self._program = program
         self._server = conninfo_to_dict(server_dsn)
         self._pool_size = pool_size
+        self._settings = settings or {}
         self._directory = Path(tempfile.mkdtemp(prefix="turnkeep-pgbouncer-"))
         self._process: subprocess.Popen[bytes] | None = None
         # It refuses to be root, and has to get at the server's socket: the server's own user can do both.
@@ -36,7 +38,7 @@ class PgBouncer:
         self._group: int | None = status.st_gid if os.geteuid() == 0 else None
 
     def __enter__(self) -> Self:
-        settings = {
+        settings: dict[str, object] = {
             "listen_addr": "",
             "listen_port": _PORT,
             "unix_socket_dir": self._directory,
@@ -46,6 +48,7 @@ class PgBouncer:
             "default_pool_size": self._pool_size,
             "max_client_conn": 200,
             "server_login_retry": 1,
+            **self._settings,
         }
         lines = ["[databases]", f"* = host={self._server['host']} port={self._server['port']} user=postgres"]
         lines += ["[pgbouncer]", *(f"{name} = {value}" for name, value in settings.items())]

@@ -160,6 +160,12 @@ def anchors(page: Path) -> set[str]:
     return {anchor(heading) for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
 
 
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+    pages = [page.relative_to(ROOT / "docs") for page in PAGES[1:] if page.parent.name != "adr"]
+    assert not [str(page) for page in pages if page.name != "README.md" and f"({page.as_posix()})" not in index]
+
+
 def test_links_between_pages_lead_somewhere() -> None:
     for page in PAGES:
         for target, fragment in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", page.read_text()):
