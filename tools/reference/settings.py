@@ -95,6 +95,8 @@ _NO_SETTINGS = {"tool": {"function"}}
 LIMITS = {
     "turnkeep.jsontext:MAX_MESSAGE_BYTES": "bytes of a message, or of another single value, as JSON in UTF-8",
     "turnkeep.store._writes:MAX_LIST_CHARACTERS": "characters of all messages, calls or results of one save",
+    "turnkeep.spans:MAX_PARTS": "pieces of the list before, and new ones between them, in a list given to `save_all`; "
+    "one of more is stored anew, whole",
     "turnkeep._jsonreader:MAX_DEPTH": "arrays and objects nested in one another",
     "turnkeep.model:_MAX_ID_CHARACTERS": "characters of a conversation's own id",
     "turnkeep.store._arguments:_MAX_KEY_CHARACTERS": "characters of an idempotency key",
