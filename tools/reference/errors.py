@@ -32,6 +32,13 @@ _REPEATED = {
     _failures.Remedy.TRY_AGAIN: "on the same connection",
     _failures.Remedy.RECONNECT: "on another connection",
 }
+# SQLSTATEs of our own; Postgres' have their names in psycopg.
+_OWN = {
+    "TK001": "a turn is open",
+    "TK002": "no turn is open",
+    "TK003": "the conversation has ended",
+    "TK004": "the place is taken by other content, or the head has moved",
+}
 _STATE = re.compile(r'"([0-9A-Z]{5})"')
 
 
@@ -65,16 +72,13 @@ def _states() -> list[str]:
 
 def _row(state: str) -> tuple[str, str, str, str]:
     """What becomes of an error with that SQLSTATE."""
-    try:
+    if state.startswith("TK"):
+        if state not in _OWN:
+            raise LookupError(f"SQLSTATE {state}: say in tools/reference/errors.py what it stands for")
+        kind, words = type(state, (psycopg.DatabaseError,), {"sqlstate": state}), _OWN[state]
+    else:
         kind = psycopg.errors.lookup(state)
         words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", kind.__name__).lower()
-    except KeyError:  # one of ours
-        kind, words = type(state, (psycopg.DatabaseError,), {"sqlstate": state}), ""
     error = kind(words)
-    becomes = _failures.translated(error, "turnkeep")
-    return (
-        f"`{state}`",
-        words or str(becomes).partition(":")[0],
-        f"`{type(becomes).__name__}`",
-        _REPEATED[_failures.remedy_for(error)],
-    )
+    becomes = type(_failures.translated(error, "turnkeep")).__name__
+    return f"`{state}`", words, f"`{becomes}`", _REPEATED[_failures.remedy_for(error)]
