@@ -24,7 +24,7 @@ def told(command: str) -> str:
 def ran(dsn: str, folder: Path, program: str = "support.py", **more: str) -> tuple[int, str]:
     surroundings = {**environment(dsn), "PYTHONUNBUFFERED": "1", **more}
     done = subprocess.run(
-        [sys.executable, program], env=surroundings, cwd=folder, stdout=subprocess.PIPE, text=True, check=False
+        [sys.executable, program], env=surroundings, cwd=folder, stdout=subprocess.PIPE, text=True, timeout=120
     )
     return done.returncode, done.stdout
 
