@@ -31,8 +31,8 @@ Names and types stay within a major release, columns may be added: name those yo
 _FUNCTIONS = """\
 Each is one statement, `SELECT * FROM turnkeep.save_v1(…)`, and harmless when it is sent twice (G4). JSON is passed
 as `json`, which keeps its text. A refusal is an `outcome`, see below, and nothing has been written then; a caller's
-mistake is an error, with a [SQLSTATE](errors.md#sqlstates). A changed signature is a function of another number,
-and the old one stays for one release.
+mistake is an error, with a [SQLSTATE](errors.md#sqlstates). A signature changes only by a parameter with a default
+at its end; anything else is a function of another number, and the old one stays for one release.
 
 `p_token` is that of a lease, or 0 without one. `p_write_id` and `p_fork_id` are UUIDs that the caller makes, a new
 one for each write, and the same one when it is repeated. `p_digest` tells whether two bodies under one key are the
