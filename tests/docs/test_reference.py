@@ -27,10 +27,11 @@ def test_the_page_about_sql_is_current(dsn: str) -> None:
     ("change", "what"),
     [
         ("ALTER TABLE turnkeep.message ADD COLUMN novelty int", "message.novelty has no comment"),
+        ("ALTER TABLE turnkeep.message DROP COLUMN size CASCADE", "message.size is told about"),
         ("CREATE VIEW turnkeep.novelty AS SELECT 1 AS one", "novelty has no comment"),
         ("CREATE FUNCTION turnkeep.novelty_v1() RETURNS int LANGUAGE sql AS 'SELECT 1'", "function novelty_v1 has no"),
     ],
-    ids=["column", "view", "function"],
+    ids=["column", "no column", "view", "function"],
 )
 def test_what_the_schema_has_must_be_documented(dsn: str, change: str, what: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as connection:

@@ -75,6 +75,7 @@ OUTCOMES = {
 _OTHERS = "What views and the functions above are made of, and what is useful beside them."
 
 _COMMENTED = re.compile(r"((?:^--.*\n)+)CREATE (?:OR REPLACE )?FUNCTION \{schema\}\.(\w+)", re.MULTILINE)
+_TOLD = re.compile(r"^\s*\('(\w+)', (?:'(\w+)'|NULL),", re.MULTILINE)
 _PUBLIC = re.compile(r"_v\d+$")
 _NAMES = re.compile(r"\b(?:p_\w+|\w+_v\d+)\b")
 _OUTCOME = re.compile(r"outcome := '(\w+)'|(?:THEN|ELSE) '([a-z_]+)'")
@@ -110,6 +111,7 @@ def text(conninfo: str) -> str:
         connection.execute("SET search_path = pg_catalog, pg_temp")
         relations = _relations(connection)
         functions = list(_functions(connection))
+    _check_comments(relations)
     reference = next(one.columns for one in relations if one.name == _SAME_AS)
     views = [_relation(one, reference) for one in relations if one.kind == "v"]
     tables = [_relation(one, []) for one in relations if one.kind != "v"]
@@ -206,6 +208,14 @@ def _default(column: Column) -> str:
     if column.default is not None:
         return column.default if column.default == "counts up" else f"`{column.default}`"
     return "null" if column.nullable else ""
+
+
+def _check_comments(relations: list[Relation]) -> None:
+    """Raise `LookupError` for a comment about something that is not there."""
+    there = {(one.name, column) for one in relations for column in ("", *(column.name for column in one.columns))}
+    for name, column in _TOLD.findall((FILES / "comments.sql").read_text(encoding="utf-8")):
+        if (name, column) not in there:
+            raise LookupError(f"{name}.{column} is told about in store/schema/comments.sql and is not there")
 
 
 def _need(name: str, comment: str | None) -> None:
