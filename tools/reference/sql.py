@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +20,6 @@ from turnkeep.embedded import EmbeddedPostgres
 
 SCHEMA = "turnkeep"
 FILES = SOURCE / "turnkeep" / "store" / "schema"
-_SAME_AS = "agent_checkpoints"
 
 _INTRODUCTION = """\
 What `turnkeep init` makes in the schema (`turnkeep`, unless another is named), in a database with pgvector. [How to
@@ -112,13 +111,14 @@ def text(conninfo: str) -> str:
         relations = _relations(connection)
         functions = list(_functions(connection))
     _check_comments(relations)
-    reference = next(one.columns for one in relations if one.name == _SAME_AS)
-    views = [_relation(one, reference) for one in relations if one.kind == "v"]
-    tables = [_relation(one, []) for one in relations if one.kind != "v"]
+    views = [one for one in relations if one.kind == "v"]
+    told = {(one.name, one.type): one.comment for view in views for one in view.columns if one.comment}
+    views_told = [_relation(one, told) for one in views]
+    tables = [_relation(one, {}) for one in relations if one.kind != "v"]
     public = [told for name, told in functions if _PUBLIC.search(name)]
     others = [told for name, told in functions if not _PUBLIC.search(name)]
     return page(
-        "SQL", _INTRODUCTION, "## Views", *views, "## Functions", _FUNCTIONS, *public,
+        "SQL", _INTRODUCTION, "## Views", *views_told, "## Functions", _FUNCTIONS, *public,
         "### Outcomes", _outcomes(), "## Other functions", _OTHERS, *others, "## Tables", *tables,
     )  # fmt: skip
 
@@ -186,11 +186,10 @@ def _triggers(connection: psycopg.Connection, relation: int) -> list[str]:
     return [definition for (definition,) in rows]
 
 
-def _relation(relation: Relation, reference: list[Column]) -> str:
-    """A section. Columns of a view that are those of the reference view are told about there."""
+def _relation(relation: Relation, known: Mapping[tuple[str, str], str | None]) -> str:
+    """A section. A column of a view that has no comment has the one that its name and type have in another."""
     _need(relation.name, relation.comment)
     parts = [f"### `{relation.name}`", relation.comment or ""]
-    known = {(one.name, one.type): one.comment for one in reference}
     told = [one._replace(comment=one.comment or known.get((one.name, one.type))) for one in relation.columns]
     for column in told:
         _need(f"{relation.name}.{column.name}", column.comment)
