@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psycopg
 
+from tools.reference import sql
 from tools.reference.markdown import page, prose, table
 from turnkeep import errors
 from turnkeep.cli import failures
@@ -39,6 +40,7 @@ _OWN = {
     "TK003": "the conversation has ended",
     "TK004": "the place is taken by other content, or the head has moved",
 }
+_RAISED = re.compile(r"'(TK\d{3})'")
 _STATE = re.compile(r'"([0-9A-Z]{5})"')
 
 
@@ -65,9 +67,10 @@ def _means(kind: type[errors.TurnkeepError]) -> tuple[str, str, str]:
 
 
 def _states() -> list[str]:
-    """The SQLSTATEs that the store tells apart, as its source names them."""
+    """The SQLSTATEs that the store tells apart, as its source names them, and all that its functions raise."""
     source = Path(_failures.__file__).read_text(encoding="utf-8")
-    return sorted(set(_STATE.findall(source)), key=lambda state: (state[:2] != "TK", state))
+    raised = {state for path in sql.FILES.glob("*.sql") for state in _RAISED.findall(path.read_text(encoding="utf-8"))}
+    return sorted(raised | set(_STATE.findall(source)), key=lambda state: (state[:2] != "TK", state))
 
 
 def _row(state: str) -> tuple[str, str, str, str]:

@@ -132,8 +132,8 @@ def database() -> Iterator[str]:
         with EmbeddedPostgres.start(directory / "postgres") as server:
             turnkeep.migrate(server.conninfo)
             yield server.conninfo
-        embedded.stop(directory / "postgres")
     finally:
+        embedded.stop(directory / "postgres")
         shutil.rmtree(directory)
 
 
@@ -249,7 +249,8 @@ def _functions(connection: psycopg.Connection) -> Iterator[tuple[str, str]]:
 def _outcomes() -> str:
     """What each outcome means. Raises `LookupError` for one that nothing is said about, or that no function gives."""
     files = "".join(path.read_text(encoding="utf-8") for path in FILES.glob("[a-z]*.sql"))
-    given = {word for words in _OUTCOME.findall(files) for word in words if word}
+    functions = [one for one in files.split("CREATE OR REPLACE FUNCTION") if "OUT outcome text" in one]
+    given = {word for one in functions for words in _OUTCOME.findall(one) for word in words if word}
     gone = {word for word in OUTCOMES if f"'{word}'" not in files}
     for word in sorted((given - set(OUTCOMES) - _STATUSES) | gone):
         raise LookupError(f"outcome {word!r}: tools/reference/sql.py explains those that functions give, and no other")
