@@ -69,7 +69,7 @@ async def test_the_store_goes_on_where_psql_left_off_and_psql_where_the_store_di
 async def test_two_writers_of_psql_write_one_history(store: AsyncStore, dsn: str) -> None:
     written(dsn, "user go")
     both = [
-        subprocess.Popen(
+        subprocess.Popen(  # noqa: ASYNC220
             ["/bin/sh", WRITER, dsn, ID],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -62,7 +62,7 @@ def role(dsn: str) -> Iterator[Callable[..., str]]:
     yield make
     with connect(dsn) as connection:
         for statement in ("DROP OWNED BY {}", "DROP ROLE {}"):
-            connection.execute(sql.SQL(statement).format(sql.Identifier(name)))  # type: ignore[arg-type]
+            connection.execute(sql.SQL(statement).format(sql.Identifier(name)))
 
 
 async def begin(store: AsyncStore) -> uuid.UUID:
