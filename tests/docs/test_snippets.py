@@ -18,6 +18,7 @@ import psycopg
 import pytest
 
 import turnkeep
+from tests.store.plain_sql import psql
 from tools.reference.markdown import anchor
 from turnkeep import embedded
 from turnkeep.embedded import EmbeddedPostgres
@@ -123,6 +124,14 @@ def test_sql_runs(dsn: str, query: str) -> None:
         parameters = {"conversation": turnkeep.conversation_uuid("ticket-43")} if "$1" in query else None
         rows = connection.execute(query.replace("$1", "%(conversation)s").encode(), parameters).fetchall()
     assert rows
+
+
+@pytest.mark.parametrize("script", snippets("psql"))
+def test_psql_runs(dsn: str, script: str) -> None:
+    python(dsn, README_EXAMPLE)
+    roles = re.findall(r"CREATE ROLE (\w+)", script)
+    ran = psql(dsn, script + "".join(f"DROP OWNED BY {role}; DROP ROLE {role};" for role in roles))
+    assert ran.returncode == 0, ran.stderr
 
 
 @pytest.mark.parametrize("lines", sessions())

@@ -15,7 +15,7 @@ from tests.store.plain_sql import connect, psql
 from tests.store.test_exact import AWKWARD
 from turnkeep.embedded import EmbeddedPostgres
 
-VIEWS = ("agent_checkpoints", "all_checkpoints", "agent_messages", "all_messages", "pending_calls")
+VIEWS = ("all_checkpoints", "all_messages", "pending_calls")  # the others are parts of the first two
 # Made by the server, so that no test has to carry it: an SQL expression for the text of a JSON value.
 LARGE = {
     "34 MB of numbers": "'[1' || repeat(',1', 17000000) || ']'",
@@ -127,11 +127,11 @@ def test_what_is_too_large_says_so_and_what_stands_beside_it_is_there(awkward: s
         for conversation, name in conversations(awkward):
             if name in LARGE:
                 rows = connection.execute(
-                    "SELECT state, messages -> 0, tool_results -> 0 FROM agent_checkpoints WHERE conversation_id = %s",
+                    "SELECT state::text, left(messages::text, 200), tool_results::text FROM agent_checkpoints"
+                    " WHERE conversation_id = %s",
                     (conversation,),
                 ).fetchall()
-                assert all("too l" in state["turnkeep_unrepresentable"] for state, *_ in rows), name
-                assert all(message["turnkeep_unrepresentable"] for _, message, _ in rows), name
+                assert all("too l" in shown for row in rows for shown in row if shown is not None), name
                 messages = connection.execute(
                     "SELECT role, octet_length(body_text), body ? 'turnkeep_unrepresentable' FROM agent_messages"
                     " WHERE conversation_id = %s",
