@@ -16,6 +16,7 @@ from psycopg.types.json import Jsonb
 import turnkeep
 from tests.observing import Observer
 from tests.store.plain_sql import connect
+from tests.store.test_hostile import OBJECTS
 from turnkeep import AsyncStore
 
 ID = uuid.UUID(int=7)
@@ -404,3 +405,21 @@ def test_a_message_too_large_to_show_is_known_again(connection: Connection, obse
     assert observer.counts()["message"] == 2
     insert(connection, 0, [{**large, "content": "y" * (17 << 20)}, USER])
     assert observer.counts()["message"] == 3
+
+
+@pytest.mark.parametrize("path", ["public,pg_catalog,turnkeep", "public,turnkeep", "turnkeep,public,pg_catalog"])
+def test_objects_of_the_same_name_in_public_change_nothing(dsn: str, path: str) -> None:
+    with psycopg.connect(dsn, autocommit=True, options=f"-c search_path={path}") as connection:
+        connection.execute(OBJECTS)
+        in_a_turn(connection)
+        in_a_turn_again = insert(connection, 0, [USER, ASKED], tool_calls=[CALL], state={"step_count": 1})
+        assert in_a_turn_again == (0, 1, "tool_calls", 0)
+        assert connection.execute("SELECT call_id, attempts FROM pending_calls").fetchall() == [("call_1", 0)]
+        insert(connection, 0, [ASKED, USER, TOOL], tool_results=[RESULT])
+        insert(connection, 1, [ASKED, USER, TOOL, ANSWER], embedding=VECTOR)
+        assert connection.execute("SELECT index, body FROM agent_messages").fetchall() == list(
+            enumerate([ASKED, USER, TOOL, ANSWER])
+        )
+        assert [row[:3] for row in rows(connection)][2:] == [
+            (0, 2, "tool_results"), (0, 3, "final"), (1, 0, "input"), (1, 1, "final")
+        ]  # fmt: skip
