@@ -128,6 +128,38 @@ BEGIN
         ('agent_checkpoints', 'branch', 'The branch it was saved on.'),
         ('agent_checkpoints', 'sub_step', 'The sub-step, from 0.'),
         ('agent_checkpoints', 'phase', 'input, tool_calls, started, tool_results, step or final.'),
+        ('agent_checkpoints', 'parent_turn_index', 'The turn of the checkpoint it extends.'),
+        ('agent_checkpoints', 'parent_sub_step', 'The sub-step of the checkpoint it extends.'),
+        ('agent_checkpoints', 'parent_branch', 'The branch of the checkpoint it extends.'),
+
+        ('agent_messages', NULL, 'The messages at the head of every conversation''s current branch, in order.'),
+        ('agent_messages', 'conversation_id', 'Of the conversation.'),
+        ('agent_messages', 'branch', 'The branch whose list it is.'),
+        ('agent_messages', 'index', 'Its place in the list, from 0.'),
+        ('agent_messages', 'role', 'What it says of its role, if anything.'),
+        ('agent_messages', 'body', 'The message.'),
+        ('agent_messages', 'body_text', 'Its exact text.'),
+
+        ('all_messages', NULL, 'The messages at the head of every branch, in no order: sort by index.'),
+        ('all_messages', 'branch', 'The branch whose list it is.'),
+
+        ('pending_calls', NULL, 'The tool calls that have no result yet, of every branch whose turn is open.'),
+        ('pending_calls', 'branch', 'The branch on which it is pending.'),
+        ('pending_calls', 'turn_index', 'The turn that is open.'),
+        ('pending_calls', 'sub_step', 'The sub-step that it was saved with.'),
+        ('pending_calls', 'index', 'Its place in the tool_calls of that checkpoint.'),
+        ('pending_calls', 'call_id', 'The provider''s id of it, if it has one.'),
+        ('pending_calls', 'name', 'The name of its tool.'),
+        ('pending_calls', 'call', 'The call.'),
+        ('pending_calls', 'attempts', 'How often it was marked as started.'),
+        ('pending_calls', 'uncertain', 'It was issued before a fork: whether it ran is for the issuing branch to know.'),
+        ('pending_calls', 'issued_conversation', 'The conversation that has issued it.'),
+        ('pending_calls', 'issued_branch', 'The branch that has issued it.'),
+        ('pending_calls', 'issued_at', 'When.'),
+        ('pending_calls', 'agent_id', 'Who has issued it.'),
+        ('pending_calls', 'status', 'Of the branch.'),
+        ('pending_calls', 'lease_owner', 'Who runs the branch.'),
+        ('pending_calls', 'lease_until', 'When that lease expires unless it is renewed.'),
 
         ('all_checkpoints', NULL, 'The same for every branch: each checkpoint once, on the branch it was saved on.')
         ) AS c (relation, part, words)
