@@ -75,16 +75,15 @@ async def test_size_huge_message_costs_nothing_to_those_who_read_what_follows(st
     for number in range(50):
         await branch.save([{"role": "tool", "content": str(number)}])
     reads = {
-        "the tail": "SELECT body FROM turnkeep.message WHERE conversation_id = %s AND branch = 0"
-        " ORDER BY position DESC LIMIT 10",
-        "a state": "SELECT state FROM turnkeep.agent_checkpoints WHERE conversation_id = %s"
-        " ORDER BY turn_index DESC, created_at DESC LIMIT 1",
+        "the tail": "SELECT sum(length(t.body::text)) FROM (SELECT body FROM turnkeep.message"
+        " WHERE conversation_id = %s AND branch = 0 ORDER BY position DESC LIMIT 10) AS t",
+        "a state": "SELECT sum(length(t.state::text)) FROM (SELECT state FROM turnkeep.agent_checkpoints"
+        " WHERE conversation_id = %s ORDER BY turn_index DESC, created_at DESC LIMIT 1) AS t",
     }
     with psycopg.connect(dsn) as connection:
         for query in reads.values():
-            explain = f"EXPLAIN (ANALYZE, SERIALIZE, BUFFERS, FORMAT JSON) {query}".encode()
+            explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {query}".encode()
             ((report,),) = connection.execute(explain, (branch.conversation_id,)).fetchall()
-            assert report[0]["Serialization"]["Shared Hit Blocks"] == 0
             plan = report[0]["Plan"]
             assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 500  # the message has 5,000
     assert (await store.restore("c")).messages[0]["content"] == image
