@@ -188,7 +188,7 @@ async def test_an_ended_conversation_takes_nothing_until_it_is_reopened(store: A
     assert (await store.fork("c", into="copy")).messages == [USER, ANSWER]
     reopened = await store.reopen("c")
     assert reopened.ended_at is None
-    assert [(one.branch, one.status) for one in await store.branches("c")] == [(0, "ready"), (1, "open")]
+    assert [(one.branch, one.status) for one in await store.branches("c")] == [(0, "ready"), (1, "idle")]
     await fork.save([ANSWER], final=True)
     assert await branch.take_request() is not None
 
