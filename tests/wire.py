@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
@@ -15,7 +17,7 @@ class Wire:
         self._words = words
         self.cuts = 0
         self._dsn = dsn
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._connections: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> str:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -24,22 +26,26 @@ class Wire:
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for connection in self._connections:
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
 
     async def _serve(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
-        given = conninfo_to_dict(self._dsn)
-        path = f"{given['host']}/.s.PGSQL.{given.get('port', 5432)}"
-        server, to_server = await asyncio.open_unix_connection(path)
-        tasks = [
-            asyncio.create_task(self._pass_on(client, to_server, to_client)),
-            asyncio.create_task(self._pass_on(server, to_client, None)),
-        ]
-        self._tasks.update(tasks)
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for writer in (to_client, to_server):
-            writer.transport.abort() if writer is to_client else writer.close()
+        task = asyncio.current_task()
+        assert task
+        self._connections.add(task)
+        try:
+            given = conninfo_to_dict(self._dsn)
+            server, to_server = await asyncio.open_unix_connection(
+                f"{given['host']}/.s.PGSQL.{given.get('port', 5432)}"
+            )
+            try:
+                await _first_of(self._pass_on(client, to_server, to_client), self._pass_on(server, to_client, None))
+            finally:
+                to_client.transport.abort()
+                await _closed(to_server)
+        finally:
+            await _closed(to_client)
 
     async def _pass_on(
         self, source: asyncio.StreamReader, to: asyncio.StreamWriter, cut: asyncio.StreamWriter | None
@@ -51,3 +57,21 @@ class Wire:
                 self.cut_next = False
                 self.cuts += 1
                 return
+
+
+async def _first_of(*ways: Coroutine[None, None, None]) -> None:
+    """Run all until the first has ended, and end the others."""
+    tasks = [asyncio.ensure_future(way) for way in ways]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _closed(writer: asyncio.StreamWriter) -> None:
+    """Close, and wait until it is closed: what is left open is found by some later test."""
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
