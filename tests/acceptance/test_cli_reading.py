@@ -217,6 +217,10 @@ async def test_stats_count_what_there_is(dsn: str, store: turnkeep.AsyncStore, t
     assert {name: number["value"] for name, number in found["statuses"].items()} == {"open": 1, "running": 1}
     assert sorted(one["agent_id"] for one in found["agents"]) == ["sales", "support"]
     assert (found["live_leases"], found["expired_leases"], found["waiting_requests"]) == (1, 0, 1)
+    assert (found["pending_calls"], found["uncertain_calls"]) == (1, 0)
+    await store.fork("ticket-42")
+    again = json.loads(run("stats", "--json", dsn=dsn).out)
+    assert (again["pending_calls"], again["uncertain_calls"]) == (2, 1)
     shown = run("stats", dsn=dsn).out
     assert "~" not in shown
     assert "1 request, the oldest for" in shown

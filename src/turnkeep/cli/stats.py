@@ -66,6 +66,8 @@ def _print(output: Output, found: Stats, now: datetime) -> None:
         )
     waiting = count(found.waiting_requests, "request")
     row("waiting", f"{waiting}, the oldest {_since(found.oldest_request, now)}" if found.oldest_request else waiting)
+    calls = f", {found.uncertain_calls:,} of which may have run" if found.uncertain_calls else ""
+    row("pending", f"{count(found.pending_calls, 'tool call')} without a result{calls}")
     if found.agents:
         output.line()
         output.table(_AGENTS, [(one_line(name or "-"), _shown(number)) for name, number in found.agents])

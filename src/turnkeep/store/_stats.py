@@ -36,7 +36,10 @@ class TableSize:
 
 @dataclass(frozen=True)
 class Stats:
-    """A schema in numbers. `statuses` is of branches and `agents` of conversations, the most frequent first."""
+    """A schema in numbers. `statuses` is of branches and `agents` of conversations, the most frequent first.
+
+    `uncertain_calls` are those pending ones that may have run: started without a result, or inherited by a fork.
+    """
 
     conversations: Number
     checkpoints: Number
@@ -49,6 +52,8 @@ class Stats:
     oldest_expired_lease: datetime | None
     waiting_requests: int
     oldest_request: datetime | None
+    pending_calls: int
+    uncertain_calls: int
     tables: tuple[TableSize, ...]
 
 
@@ -61,6 +66,7 @@ async def read_stats(store: AsyncStore, *, exact: bool = False) -> Stats:
     agents = await reader.fetch("agents", {**_part(large.get("conversation")), "limit": _AGENTS})
     ((live, oldest_turn, expired, oldest_expired),) = await reader.fetch("activity")
     ((waiting, oldest_request),) = await reader.fetch("requests")
+    ((pending, uncertain),) = await reader.fetch("pending")
     return Stats(
         conversations=_number(
             large.get("conversation"), await reader.fetch("conversations", _unless(large, "conversation"))
@@ -75,6 +81,8 @@ async def read_stats(store: AsyncStore, *, exact: bool = False) -> Stats:
         oldest_expired_lease=oldest_expired,
         waiting_requests=waiting,
         oldest_request=oldest_request,
+        pending_calls=pending,
+        uncertain_calls=uncertain,
         tables=tuple(TableSize(name, table, index) for name, _, table, index in tables),
     )
 

@@ -43,3 +43,8 @@ JOIN {schema}.branch AS b ON b.status = 'running'
 -- Requests that wait for a turn, and since when the first one does.
 SELECT pg_catalog.count(*), pg_catalog.min(r.received_at)
 FROM {schema}.request AS r WHERE r.taken_turn IS NULL
+
+-- name: pending
+-- Calls without a result, and those of them of which nobody knows whether they have run.
+SELECT pg_catalog.count(*), pg_catalog.count(*) FILTER (WHERE p.uncertain OR p.attempts > 0)
+FROM {schema}.pending_calls AS p
