@@ -125,13 +125,42 @@ def transaction(dsn: str) -> Iterator[Connection]:
 
 
 @contextmanager
-def branches_held(dsn: str, conversation_id: uuid.UUID) -> Iterator[None]:
-    """Lock the branch rows of a conversation: whoever writes there waits."""
+def branches_held(dsn: str, conversation_id: uuid.UUID, branch: int | None = None) -> Iterator[None]:
+    """Lock the branch rows of a conversation, or one of them: whoever writes there waits."""
     with transaction(dsn) as holder:
         holder.execute(
-            "SELECT FROM turnkeep.branch WHERE conversation_id = %s ORDER BY branch FOR UPDATE", (conversation_id,)
+            "SELECT FROM turnkeep.branch WHERE conversation_id = %s AND branch = coalesce(%s, branch)"
+            " ORDER BY branch FOR UPDATE",
+            (conversation_id, branch),
         )
         yield
+
+
+@contextmanager
+def conversation_held(dsn: str, conversation_id: uuid.UUID) -> Iterator[None]:
+    """Lock the row of a conversation: whoever changes it, removes it or makes something of it waits."""
+    with transaction(dsn) as holder:
+        holder.execute("SELECT FROM turnkeep.conversation WHERE conversation_id = %s FOR UPDATE", (conversation_id,))
+        yield
+
+
+@contextmanager
+def gate(dsn: str, table: LiteralString, event: LiteralString) -> Iterator[None]:
+    """Stop whoever comes to a statement of that kind on a table, right before it touches a row."""
+    with closing(psycopg.connect(dsn, application_name="holder", autocommit=True)) as holder:
+        holder.execute("SELECT pg_advisory_lock(4711)")
+        holder.execute(
+            "CREATE OR REPLACE FUNCTION public.gate() RETURNS trigger LANGUAGE plpgsql AS"
+            " $$ BEGIN PERFORM pg_catalog.pg_advisory_xact_lock_shared(4711); RETURN NULL; END $$"
+        )
+        name = sql.Identifier(*table.split("."))
+        holder.execute(
+            sql.SQL("CREATE TRIGGER gate BEFORE {} ON {} EXECUTE FUNCTION public.gate()").format(sql.SQL(event), name)
+        )
+        yield
+        holder.execute("SELECT pg_advisory_unlock(4711)")
+    with closing(psycopg.connect(dsn, application_name="holder", autocommit=True)) as holder:
+        holder.execute("DROP FUNCTION public.gate() CASCADE")
 
 
 @contextmanager

@@ -9,12 +9,6 @@ CREATE OR REPLACE FUNCTION {schema}.create_v2(
 DECLARE
     v_now timestamptz := {schema}.clock();
 BEGIN
-    -- Not by the branch alone: branch 0 may have been deleted, and is not made again.
-    PERFORM FROM {schema}.conversation AS v WHERE v.conversation_id = p_conversation;
-    IF FOUND THEN
-        outcome := 'there';
-        RETURN;
-    END IF;
     IF p_parent IS NOT NULL THEN  -- held until this commits: an erasure of the parent then finds its child
         PERFORM FROM {schema}.conversation AS v WHERE v.conversation_id = p_parent FOR KEY SHARE;
         IF NOT FOUND THEN
