@@ -129,7 +129,7 @@ async def test_any_list_after_any_other_comes_back(store: AsyncStore, connection
     import random
 
     chance = random.Random(seed)
-    pool = [{"role": "user", "n": n} for n in range(4)]
+    pool = [{"role": "user", "n": n} for n in range(2)]  # lists that are alike in many ways
     for sub_step in range(40):
         messages = chance.choices(pool, k=chance.randrange(0, 7))
         stored = insert(connection, 0, messages, "sub_step, messages", sub_step=sub_step)
@@ -155,7 +155,15 @@ def test_a_turn_that_is_one_row_is_opened_and_ended(connection: Connection) -> N
     assert rows(connection) == [(0, 0, "input", 0), (0, 1, "final", 0)]
     assert [embedding is None for (embedding,) in rows(connection, "embedding")] == [True, False]
     assert insert(connection, 0, [USER, ANSWER], embedding=VECTOR, agent_id="a") == row
+    assert insert(connection, 0, [USER, ANSWER], embedding=VECTOR, sub_step=0) == row
     assert insert(connection, 1, [USER, ANSWER, USER, ANSWER], phase="final")[:3] == (1, 1, "final")
+
+
+def test_a_turn_that_goes_on_is_not_one_that_its_first_row_has_ended(
+    connection: Connection, observer: Observer
+) -> None:
+    insert(connection, 0, [USER])
+    refused("TK004", connection, observer, "head is 0.0", 0, [USER], phase="final", sub_step=0)
 
 
 def test_the_next_turn_ends_the_one_before(connection: Connection) -> None:

@@ -103,6 +103,7 @@ async def test_a_reader_writes_nothing(store: AsyncStore, dsn: str, role: Callab
         denied(connection, "UPDATE agent_checkpoints SET phase = 'x'")
         denied(connection, INSERT, conversation, 1)
         denied(connection, INSERT, uuid.uuid4(), 0)
+        denied(connection, "SELECT create_v1(gen_random_uuid(), 'other', NULL)")
         refused = set()
         for name, types in observer.rows(FUNCTIONS):
             call = f"SELECT turnkeep.{name}({', '.join(VALUES[one] for one in types)})"
@@ -113,7 +114,7 @@ async def test_a_reader_writes_nothing(store: AsyncStore, dsn: str, role: Callab
             except psycopg.Error:
                 pass
         assert refused >= {
-            "save_v1", "create_v1", "post_v1", "take_v1", "claim_v1", "renew_v1", "release_v1", "resume_v1", "fork_v1",
+            "save_v1", "post_v1", "take_v1", "claim_v1", "renew_v1", "release_v1", "resume_v1", "fork_v1",
             "fork_into_v1", "update_v1", "end_v1", "reopen_v1", "erase_v1", "switch_v1", "delete_branch_v1",
             "insert_branch", "insert_write",
         }  # fmt: skip

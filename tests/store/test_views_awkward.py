@@ -44,7 +44,7 @@ DROP TABLE given;
 TOTALS = {
     "over 64 MB": (7, """'{"role":"user","c":"' || repeat('x', 10000000) || '"}'"""),
     "over 256 MB": (28, """'{"role":"user","c":"' || repeat('x', 10000000) || '"}'"""),
-    "over 256 MB as jsonb": (4, """'{"role":"user","n":[1' || repeat(',1', 7500000) || ']}'"""),
+    "over 256 MB as jsonb": (3, """'{"role":"user","n":[1' || repeat(',1', 7500000) || ']}'"""),
 }
 
 
@@ -107,7 +107,7 @@ def test_every_view_answers_in_psql(awkward: str) -> None:
         query.replace("VIEW", view).replace("ID", str(conversation))
         for view in VIEWS
         for conversation, name in conversations(awkward)
-        if name not in TOTALS
+        if name in AWKWARD or name == "17 MB of text"
     )
     ran = psql(awkward, script, "-o", "/dev/null")
     assert ran.returncode == 0, ran.stderr[-2000:]
