@@ -138,7 +138,7 @@ def test_large_tables_get_an_index_that_may_be_there_already() -> None:
     # What comes after these can be made beforehand, CONCURRENTLY: it is then found.
     folder = Path(_migrate.__file__).parent / "schema"
     for number, name in _migrate._numbered():
-        if number > 4:
+        if number > 3:
             text = (folder / f"{number:04}_{name}.sql").read_text()
             assert text.count("CREATE INDEX ") == text.count("CREATE INDEX IF NOT EXISTS "), f"{number:04}_{name}.sql"
 
