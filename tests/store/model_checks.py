@@ -41,7 +41,7 @@ def _pending(calls: Sequence[PlainCall], conversation: Any, branch: int) -> list
     """Calls as a branch sees them: those that others have issued are uncertain."""
     own = (conversation, branch)
     return [
-        (*call.place, *issuer, call.attempts, issuer != own, call.text)
+        (*call.place, *issuer, call.attempts, call.copied or issuer != own, call.text)
         for call in calls
         for issuer in [(call.conversation, call.branch)]
     ]

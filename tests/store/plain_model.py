@@ -275,7 +275,8 @@ class PlainStore:
         parent: Snapshot | None = None
         for snapshot in history:
             rows = tuple(Row(0, moved[row], row.text) for row in snapshot.rows)
-            parent = replace(snapshot, branch=0, rows=rows, parent=parent)
+            pending = tuple(replace(call, copied=True) for call in snapshot.pending)
+            parent = replace(snapshot, branch=0, rows=rows, parent=parent, pending=pending)
             copy.history[parent.place] = parent
         self.conversations[into] = made
 

@@ -49,6 +49,7 @@ class PlainCall:
     index: int
     text: str
     attempts: int = 0
+    copied: bool = False
 
     @property
     def place(self) -> tuple[int, int, int]:

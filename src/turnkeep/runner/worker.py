@@ -14,6 +14,7 @@ from turnkeep.errors import (
     DatabaseError,
     InvalidInputError,
     LeaseError,
+    NotFoundError,
     PermissionDeniedError,
     SchemaError,
     TurnkeepError,
@@ -136,6 +137,8 @@ class Worker:
     async def _drive(self, driver: Driver) -> None:
         try:
             await driver.run()
+        except NotFoundError:
+            log.info("%r has been erased, and is dropped", driver.branch)
         except (LeaseError, ConflictError, DatabaseError) as error:
             log.warning("%r is left for the next worker: %s: %s", driver.branch, type(error).__name__, error)
         except Exception as error:
