@@ -113,3 +113,17 @@ async def test_a_retry_whose_calls_have_been_answered_has_to_be_the_same_write(
         with pytest.raises(turnkeep.KeyReusedError):
             await later.save(messages, tool_results=[result], write_id=write_id)
     assert observer.counts() == before
+
+
+async def test_a_handle_that_finds_its_turn_begun_knows_what_came_before_it(store: AsyncStore) -> None:
+    """A turn begins after any sub-step of the one before: a handle may have missed some of them."""
+    stale = await store.conversation("c")
+    await stale.begin_turn(LIST[0])
+    other, write_id = await store.conversation("c"), uuid.uuid4()
+    await other.save([LIST[1]], final=True)
+    await other.begin_turn({"role": "user", "content": "more"}, write_id=write_id)
+    assert (await stale.begin_turn({"role": "user", "content": "more"}, write_id=write_id)).repeated
+    assert stale.messages == other.messages
+    assert (stale.turn_index, stale.sub_step, stale.turn_open) == (1, 0, True)
+    await stale.save_all([*stale.messages[1:], {"role": "assistant"}])
+    assert (await store.restore("c")).messages == [*other.messages[1:], {"role": "assistant"}]

@@ -88,7 +88,7 @@ class AsyncBranch(AsyncHead):
                 )
             if outcome == "taken":
                 return await self._turn_again(turn_index)
-            return self._advance(place, content, "input", ())
+            return await self._advance(place, content, "input", ())
 
     async def save(
         self,
@@ -185,7 +185,7 @@ class AsyncBranch(AsyncHead):
             answered, open_calls = [], self._pending
         numbers = [number for call in answered for number in call.place]
         place = await self._write(content, phase, save.write_id, answers=numbers, parts=parts, fetch=fetch)
-        return self._advance(place, content, phase, open_calls, whole)
+        return await self._advance(place, content, phase, open_calls, whole)
 
     def _settled(
         self, save: PreparedSave, content: Content, phase: str, at: tuple[int, int]
@@ -266,7 +266,7 @@ class AsyncBranch(AsyncHead):
             pending = tuple(
                 replace(call, attempts=call.attempts + 1) if call.place in places else call for call in self._pending
             )
-            return self._advance(place, content, "started", pending)
+            return await self._advance(place, content, "started", pending)
 
     async def take_request(self, *, state: object = UNCHANGED) -> Saved | None:
         """Begin the next turn with the oldest request that waits on this branch, or give None where none does.
@@ -296,7 +296,7 @@ class AsyncBranch(AsyncHead):
                 self._lease = replace(lease, until=lease_until)
             if outcome == "saved" and body.startswith("{"):
                 content.messages.append(body)
-                return self._advance((outcome, self.branch, turn_index, sub_step, False), content, "input", ())
+                return await self._advance((outcome, self.branch, turn_index, sub_step, False), content, "input", ())
             await self._read_head()  # several messages, or a first try of ours has been there
             return Saved(self.branch, self.turn_index, self.sub_step, outcome != "saved", False)
 

@@ -148,7 +148,12 @@ class Head:
         whole: Sequence[str] | None = None,
     ) -> Saved:
         outcome, _, turn_index, sub_step, waiting = place
-        if (turn_index, sub_step) == self._next_place(phase):
+        at_next = (turn_index, sub_step) == self._next_place(phase)
+        if at_next and outcome == "repeated" and phase == "input":
+            # A turn may have begun behind more sub-steps of the one before than this handle has seen.
+            self._take(self._read_at(turn_index, sub_step))
+            self.suspect = False
+        elif at_next:
             self.turn_index, self.sub_step, self._phase, self._pending = turn_index, sub_step, phase, pending
             self._seen = self._sent
             self.suspect = self.suspect and phase == "started"
