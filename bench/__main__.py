@@ -49,6 +49,8 @@ async def measure(conninfo: str, console: Console) -> list[Finding]:
     report(keeping.importing())
     report(await writing.direct(new_database(conninfo)))
     report(await writing.late(new_database(conninfo)))
+    report(await writing.late(new_database(conninfo), 10_000))
+    report(await writing.forked(new_database(conninfo)))
     with PgBouncer(new_database(conninfo), pool_size=4) as pooler:
         report(await writing.pooled(pooler.dsn()))
     report(await writing.many(new_database(conninfo)))

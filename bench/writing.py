@@ -78,20 +78,34 @@ async def pooled(conninfo: str) -> Finding:
     return Finding("save, through pgbouncer in transaction mode", found, 1.6, False, detail)
 
 
-async def late(conninfo: str) -> Finding:
-    """A save at turn 1,000 of a conversation against one at turn 1 of another."""
+async def late(conninfo: str, turns: int = 1000) -> Finding:
+    """A save at turn 1,000 of a conversation, or at a later one, against one at turn 1 of another."""
     async with turnkeep.open(conninfo) as store:
         old = await store.conversation("old", agent_id="bench")
-        for turn in range(1000):
+        for turn in range(turns):
             await old.begin_turn(message(20, turn))
             await old.save([message(20, -turn)], final=True)
         await old.begin_turn(message(20, 0))
         saver = Saver(store)
         await saver.prepare()
         body = message(WORDS, 1)
-        first, thousandth = await interleaved([saver.save, lambda: old.save([body], state={"n": 1})], 800, 100)
-    found, detail = ratio(thousandth, first)
-    return Finding("save at turn 1,000 against turn 1", found, 1.15, False, detail)
+        first, later = await interleaved([saver.save, lambda: old.save([body], state={"n": 1})], 800, 100)
+    found, detail = ratio(later, first)
+    return Finding(f"save at turn {turns:,} against turn 1", found, 1.15, False, detail)
+
+
+async def forked(conninfo: str) -> Finding:
+    """A fork of a conversation that has 1,000 of them, against one of a conversation that has few."""
+    async with turnkeep.open(conninfo) as store:
+        for name in ("few", "many"):
+            branch = await store.conversation(name, agent_id="bench")
+            await branch.begin_turn(message(20, 0))
+            await branch.save([message(20, 1)], final=True)
+        for _ in range(1000):
+            await store.fork("many")
+        few, many = await interleaved([lambda: store.fork("few"), lambda: store.fork("many")], 200, 20)
+    found, detail = ratio(many, few)
+    return Finding("fork number 1,000 against number 1", found, None, False, detail)
 
 
 async def many(conninfo: str, agents: int = 64, connections: int = 16, each: int = 60) -> Finding:
