@@ -193,7 +193,7 @@ async def test_a_conversation_made_twice_and_erased_in_between_is_not_half_there
     dsn: str, store: AsyncStore, observer: Observer
 ) -> None:
     """The second maker has seen the first one's branch, and comes to the conversation when both have gone."""
-    making = "SELECT outcome FROM turnkeep.create_v1(%s, 'c', NULL)"
+    making = "SELECT outcome FROM turnkeep.create_v2(%s, 'c', NULL)"
     own = turnkeep.conversation_uuid("c")
     await store.conversation("c")
     with Observer(dsn) as second:
