@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal
 from hashlib import sha256
 from math import isfinite
 from typing import Any
@@ -57,8 +58,24 @@ def check_text(text: str) -> None:
     own = digest(raw, max_bytes=LIMIT)
     assert own == sha256(str(_reader(raw.text, _jsonreader.CANONICAL)).encode()).digest()
     if readable:
-        assert (own == digest(value, max_bytes=4 * LIMIT)) is not shape.doubled
+        assert (own == digest(value, max_bytes=4 * LIMIT)) is not (shape.doubled or _holds_what_no_float_is(raw.text))
         assert strict(decode(encode(value, "m", max_bytes=4 * LIMIT), "m")) == strict(value)
+
+
+def _holds_what_no_float_is(text: str) -> bool:
+    """Whether a number of a text is another one as a float."""
+    found: list[bool] = []
+
+    def judge(token: str) -> float:
+        number = float(token)
+        try:
+            found.append(Decimal(token) != Decimal(repr(number)))
+        except ArithmeticError:
+            found.append(True)
+        return number
+
+    json.loads(text, parse_float=judge)
+    return any(found)
 
 
 def check_value(value: object) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from json import JSONDecodeError, JSONDecoder, JSONEncoder
 from math import isfinite
 from re import compile as regex
@@ -70,6 +71,15 @@ def finite(token: str) -> float:
     return number
 
 
+def exact(token: str) -> float:
+    """The float a token spells. Raises ValueError where that is another number, as others' tokens may spell too."""
+    number = finite(token)
+    # Up to 15 digits tell floats apart by themselves.
+    if (len(token) > 16 or "e" in token or "E" in token) and Decimal(token) != Decimal(repr(number)):
+        raise ValueError("is a number that no float is")
+    return number
+
+
 class Build(NamedTuple):
     """What a reader makes of each thing it reads. A ValueError of `number` is refused with its path."""
 
@@ -93,8 +103,10 @@ def _canonical_number(token: str) -> str:
     """For a number that Python can hold, what the encoder writes; for any other, its own spelling."""
     if token.lstrip("-").isdigit():
         return "0" if token == "-0" else token
-    number = float(token)
-    return repr(number) if isfinite(number) else token.lower().replace("e+", "e")
+    try:
+        return repr(exact(token))
+    except (ValueError, ArithmeticError):
+        return token.lower().replace("e+", "e")
 
 
 def _canonical_object(pairs: list[tuple[str, str]]) -> str:

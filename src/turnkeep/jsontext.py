@@ -30,6 +30,7 @@ from turnkeep._jsonreader import (
     TOO_DEEP,
     VALUES,
     Reader,
+    exact,
     finite,
     locate,
     printable,
@@ -159,8 +160,8 @@ _to_sorted_text: Final = _writer(sort_keys=True)
 _is_json: Final = JSONDecoder(parse_constant=_no_constant).decode
 _names_from_text: Final = JSONDecoder(parse_int=str, parse_float=str).decode
 _from_text: Final = JSONDecoder(parse_constant=_no_constant, parse_float=finite).decode
-# Only for text known to be JSON. Infinity is left to the encoder that comes next: it refuses it.
-_from_text_unique: Final = JSONDecoder(object_pairs_hook=_unique).decode
+# Only for text known to be JSON.
+_from_text_unique: Final = JSONDecoder(object_pairs_hook=_unique, parse_float=exact).decode
 
 
 def _is_plain(value: object, path: str, max_bytes: int) -> bool:
@@ -212,8 +213,8 @@ def _canonical(value: object, path: str, max_bytes: int) -> bytes:
             text = encode(value, path, max_bytes=max_bytes) if text is None else text
             plain = _from_text_unique(text)
         return _to_sorted_text(plain).encode()
-    except (ValueError, TypeError, RuntimeError):
-        # A lone surrogate, duplicate keys, a number that Python can't hold, or too little stack.
+    except (ValueError, TypeError, ArithmeticError, RuntimeError):
+        # A lone surrogate, duplicate keys, a number that Python can't hold exactly, or too little stack.
         text = encode(value, path, max_bytes=max_bytes) if text is None else text
         canonical: str = Reader(text, path, CANONICAL, UnstorableError).read()
         return canonical.encode()

@@ -15,6 +15,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 import turnkeep
+from tests.acceptance.embedded_users import own_postgres
 from tests.observing import Observer, until
 from turnkeep import AsyncBranch, AsyncStore
 from turnkeep.embedded import EmbeddedPostgres
@@ -24,12 +25,9 @@ USER = {"role": "user", "content": "go"}
 
 
 @pytest.fixture
-def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
-    """A server of this test's own, in a directory that its user can reach."""
-    directory = tmp_path_factory.mktemp("victim")
-    for place in (directory, *directory.parents[:2]):
-        place.chmod(0o755)
-    with EmbeddedPostgres.start(directory / "postgres") as running:
+def victim() -> Iterator[EmbeddedPostgres]:
+    """A server of this test's own."""
+    with own_postgres() as running:
         yield running
 
 

@@ -7,6 +7,7 @@ import os
 import pty
 import select
 import subprocess
+from collections.abc import Callable
 
 import pytest
 
@@ -150,10 +151,22 @@ def _answered(*arguments: str, answer: str, dsn: str) -> int:
             assert ready, asked
             asked += os.read(ours, 65536)
         assert b"3 conversations" in asked
-        os.write(ours, answer.encode() if answer < " " else f"{answer}\n".encode())
-        code = process.wait(PATIENCE)
+        typed = answer.encode() if answer < " " else f"{answer}\n".encode()
+        code = _ended(process, lambda: os.write(ours, typed))
     os.close(ours)
     return code
+
+
+def _ended(process: subprocess.Popen[bytes], typing: Callable[[], object]) -> int:
+    """The exit code after something was typed: again where it came in the moment before Python begins to read."""
+    for _ in range(int(PATIENCE / 5)):
+        typing()
+        try:
+            return process.wait(5)
+        except subprocess.TimeoutExpired:
+            continue
+    process.kill()
+    raise AssertionError("it goes on asking")
 
 
 @pytest.mark.usefixtures("family")

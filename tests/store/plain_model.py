@@ -99,7 +99,13 @@ class PlainStore:
         unchanged = sources_of(handle.texts, write.texts) == [*range(len(handle.texts))]
         known = handle.seen.state if handle.seen else None
         unchanged = unchanged and not write.calls and not write.results and write.state in (None, known)
-        if unchanged and not (write.final and handle.open):
+        if unchanged and not (write.final and handle.open) and write.write_id is None:
+            if branch is None:
+                raise NotFoundError
+            if self.conversations[handle.conversation].ended:
+                raise ConversationEndedError
+            if branch.head is not handle.seen:
+                raise ConflictError
             return Saved(handle.branch, *handle.place, True, not handle.open)
         if write.final and not handle.open:
             self._settled(handle, write, "final", first=(handle.place[0] + 1, 0))
@@ -257,15 +263,15 @@ class PlainStore:
         name: str,
         fork_id: uuid.UUID,
     ) -> None:
+        first = self.conversations[into].branches.get(0) if into in self.conversations else None
+        if first is not None and first.fork_id == fork_id:
+            return
         found, source = self.find(conversation, branch)
         at = max(source.history, default=None) if at is None else at
         if at is None or at not in source.history:
             raise NotFoundError
         if into in self.conversations:
-            first = self.conversations[into].branches.get(0)
-            if first is None or first.fork_id != fork_id:
-                raise ConflictError
-            return
+            raise ConflictError
         history = [source.history[place] for place in sorted(source.history) if place <= at]
         self.origins.add(conversation)
         made = PlainConversation(into, name, found.agent, None, found.title, found.tags, {**found.metadata})

@@ -129,6 +129,17 @@ async def test_the_same_write_id_gives_the_first_outcome_from_any_process(store:
     assert len(await store.history("c")) == 3
 
 
+async def test_an_unchanged_list_under_a_write_id_is_known_again_when_others_have_gone_on(store: AsyncStore) -> None:
+    branch = await store.conversation("c")
+    await branch.save_all([message(0)])
+    write_id = uuid.uuid4()
+    first = await branch.save_all([message(0)], write_id=write_id)
+    await branch.save_all([message(0), message(1)])
+    again = await (await store.conversation("c")).save_all([message(0)], write_id=write_id)
+    assert (again.turn_index, again.sub_step, again.repeated) == (first.turn_index, first.sub_step, True)
+    assert (await store.restore("c")).messages == [message(0), message(1)]
+
+
 async def test_a_retry_of_a_whole_turn_ends_what_its_first_try_has_begun(store: AsyncStore) -> None:
     write_id = uuid.uuid4()
     whole = [message(0), message(1, "assistant")]

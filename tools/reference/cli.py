@@ -11,7 +11,7 @@ from tools.reference.markdown import anchor, page
 _INTRODUCTION = """\
 `turnkeep COMMAND --help` says the same. Every command takes [the common options](#turnkeep), before or after its
 name; those of `embedded` and `demo` work on a private Postgres, and take none that names another. Data goes to
-stdout, notes and errors to stderr. A conversation is named by its own id, by a UUID or its first 4 or more digits,
+stdout, notes and errors to stderr. A conversation is named by its own id, by a UUID or its first 8 or more digits,
 or by `@last`; a branch by `:BRANCH` behind that, its number or its name; a checkpoint by `@TURN.SUB_STEP`, which comes
 last: `ticket-42:retry@0.1`."""
 

@@ -35,7 +35,7 @@ ENVIRONMENT = {
     "root, and for "
     "others `turnkeep/embedded` in `XDG_DATA_HOME`.",
     "XDG_DATA_HOME": "An absolute path; `~/.local/share` where it is none.",
-    "OPENAI_BASE_URL": "The model server of agents that name none.",
+    "OPENAI_BASE_URL": "The model server of agents that name none; without it they go to OpenAI's own.",
     "OPENAI_API_KEY": "The key of agents that have none. Many servers of one's own want no key.",
     "NO_COLOR": "Anything but the empty text: the command line prints without colours.",
 }
@@ -61,7 +61,7 @@ KEYWORDS: Mapping[str, Mapping[str, str]] = {
     "Agent": {
         "name": "The `agent_id` of the conversations it serves: 1 to 255 characters.",
         "model": "The model's name on its server.",
-        "base_url": "The server; `OPENAI_BASE_URL` if not given.",
+        "base_url": "The server; `OPENAI_BASE_URL` if not given, and OpenAI's own without that.",
         "api_key": "Its key; `OPENAI_API_KEY` if not given.",
         "instructions": "What comes first in every request.",
         "tools": "The tools that the model may call.",

@@ -63,6 +63,7 @@ OUTCOMES = {
     "no_checkpoint": "There is no such checkpoint to fork at.",
     "name_taken": "The conversation has another branch of that name.",
     "exists": "There is another conversation of the id that was to be made.",
+    "too_large": "The metadata would become too large.",
     "no_parent": "There is no such parent conversation.",
     "current": "The branch is the current one.",
     "request_waits": "A request waits on the branch.",

@@ -74,7 +74,7 @@ async def find_conversation(store: AsyncStore, reference: str) -> UUID:
         try:
             return await store.find(reference)
         except NotFoundError as error:
-            raise NotFoundError(f"{error}: `turnkeep ls` lists them; of a UUID, 4 digits or more are needed") from error
+            raise NotFoundError(f"{error}: `turnkeep ls` lists them; of a UUID, 8 digits or more are needed") from error
     newest = await store.conversations(limit=1)
     if not newest:
         raise NotFoundError("there is no conversation yet")

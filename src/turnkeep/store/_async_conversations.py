@@ -126,6 +126,11 @@ class AsyncConversations(AsyncOpened):
         ((outcome, now),) = await self._database.fetch(
             "update", {"conversation": self._uuid(conversation), "version": version, **changes}
         )
+        if outcome == "too_large":
+            raise InvalidInputError(
+                f"metadata: those of conversation {str(conversation)!r} would become larger than 128 KiB; nothing was "
+                "changed: remove keys by null, or keep content in messages"
+            )
         if outcome == "conflict":
             raise ConflictError(
                 f"conversation {str(conversation)!r} is at version {now}, not {version}; nothing was changed: "
@@ -159,7 +164,9 @@ class AsyncConversations(AsyncOpened):
         A write under way is waited for and removed as well; later ones raise `NotFoundError`. Backups, replicas that
         lag and the server's own log of changes keep what they have. Where there is nothing, nothing is removed.
         """
-        ((*counts,),) = await self._database.fetch("erase", {"conversation": self._uuid(conversation)})
+        ((*counts,),) = await self._database.fetch(
+            "erase", {"conversation": self._uuid(conversation)}, read_committed=True
+        )
         return Erased(*counts)
 
     async def conversations(
@@ -200,14 +207,14 @@ class AsyncConversations(AsyncOpened):
         return _rows.summaries(rows)
 
     async def find(self, reference: str) -> uuid.UUID:
-        """Give the conversation meant by a text id, a UUID, or the first 4 or more digits of one.
+        """Give the conversation meant by a text id, a UUID, or the first 8 or more digits of one.
 
         Raises `NotFoundError`, or `InvalidInputError` where a prefix means several.
         """
         own = self._uuid(reference)
         ranges = [(own, own)]
         digits = reference.replace("-", "").lower()
-        if 4 <= len(digits) <= 32 and all(digit in "0123456789abcdef" for digit in digits):
+        if 8 <= len(digits) <= 32 and all(digit in "0123456789abcdef" for digit in digits):
             ranges.append((uuid.UUID(digits.ljust(32, "0")), uuid.UUID(digits.ljust(32, "f"))))
         for low, high in ranges:
             rows = await self._database.fetch("find", {"low": low, "high": high, "tenant": self._tenant})

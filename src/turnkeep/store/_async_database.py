@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Any, Self, TypeVar
 
 import psycopg
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, IsolationLevel
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout, TooManyRequests
 
 from turnkeep.errors import PoolExhaustedError, TurnkeepError, UnavailableError, UsageError
@@ -116,8 +116,13 @@ class AsyncDatabase:
         self._healing.stop()
         await self._pool.close()
 
-    async def fetch(self, name: str, parameters: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
+    async def fetch(
+        self, name: str, parameters: Mapping[str, Any] | None = None, *, read_committed: bool = False
+    ) -> list[tuple[Any, ...]]:
         """Run the statement of that name and give its rows, repeating it within the deadline where that can help.
+
+        With `read_committed` it sees what others have committed while it waited for them, whatever isolation level the
+        database's transactions have by default.
 
         Raises `UnavailableError` or `PoolExhaustedError` at the deadline, and the error that stands for the
         statement's own failure at once. A cancelled call has ended in the server when it returns, unless the
@@ -125,7 +130,11 @@ class AsyncDatabase:
         """
 
         async def run(connection: waiting.Connection) -> list[tuple[Any, ...]]:
-            return await self.rows(connection, name, parameters or {})
+            if not read_committed:
+                return await self.rows(connection, name, parameters or {})
+            await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
+            async with connection.transaction():
+                return await self.rows(connection, name, parameters or {})
 
         return await self.attempt(run)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from turnkeep.errors import (
     ConflictError,
+    ConversationEndedError,
     CorruptionError,
     KeyReusedError,
     LeaseHeldError,
@@ -163,6 +164,31 @@ class AsyncHead:
             self._state = self._state if content.state is None else content.state
         return Saved(self.branch, turn_index, sub_step, outcome == "repeated", phase == FINAL_PHASE, waiting)
 
+    def _take_turn(self, turn_index: int, content: Content, whole: Sequence[str]) -> None:
+        """Go on from behind a turn that was begun and ended at once."""
+        texts = [*whole]
+        self.turn_index, self.sub_step, self._phase, self._pending = turn_index, 1, FINAL_PHASE, ()
+        self._seen = self._sent
+        self.suspect = False
+        self._texts = texts
+        self._state = self._state if content.state is None else content.state
+
+    async def _as_it_is(self) -> Saved:
+        """The head's place, if this handle may write there: what a save that changes nothing comes to."""
+        rows = await self._database.fetch("head", self._place)
+        if not rows:
+            self._refuse("not_found", 0, 0, None)
+        ((turn_index, sub_step, write_id, status, token, until, live),) = rows
+        if self._lease is not None and not (live and token == self._lease.token):
+            self._refuse("lease_lost", turn_index, sub_step, until)
+        if self._lease is None and live:
+            self._refuse("lease_held", turn_index, sub_step, until)
+        if status == "ended":
+            raise ConversationEndedError(f"{self._name} has ended: reopen it before it goes on")
+        if (turn_index, sub_step, write_id) != (self.turn_index, self.sub_step, self._seen):
+            self._refuse("conflict", turn_index, sub_step, None)
+        return Saved(self.branch, self.turn_index, self.sub_step, True, not self.turn_open)
+
     def _next_place(self, phase: str) -> tuple[int, int]:
         return (self.turn_index + 1, 0) if phase == "input" else (self.turn_index, self.sub_step + 1)
 
@@ -199,33 +225,34 @@ class AsyncHead:
         key: str | None = None,
         digest: bytes | None = None,
         parts: list[int] | None = None,
+        whole_turn: bool = False,
         fetch: Fetch,
     ) -> Place:
         lease = self._lease
         given = _writes.check_write_id(write_id)
         self._sent = given or uuid.uuid4()
-        ((outcome, branch, turn_index, sub_step, lease_until, waiting),) = await fetch(
-            "save",
-            {
-                **self._head,
-                "token": lease.token if lease else 0,
-                "lease_seconds": lease.seconds if lease else 0.0,
-                "write_id": self._sent,
-                "repeatable": given is not None,
-                "phase": phase,
-                "agent": self.agent_id,
-                "count": len(content.messages),
-                "messages": content.messages_text,
-                "tool_calls": content.tool_calls,
-                "tool_results": content.tool_results,
-                "answers": answers or None,
-                "state": content.state,
-                "key": key,
-                "digest": digest,
-                "parts": parts,
-                "seen": self._seen,
-            },
-        )
+        parameters = {
+            **self._head,
+            "first_id": opening_id(self._sent) if whole_turn else None,
+            "token": lease.token if lease else 0,
+            "lease_seconds": lease.seconds if lease else 0.0,
+            "write_id": self._sent,
+            "repeatable": given is not None,
+            "phase": phase,
+            "agent": self.agent_id,
+            "count": len(content.messages),
+            "messages": content.messages_text,
+            "tool_calls": content.tool_calls,
+            "tool_results": content.tool_results,
+            "answers": answers or None,
+            "state": content.state,
+            "key": key,
+            "digest": digest,
+            "parts": parts,
+            "seen": self._seen,
+        }
+        rows = await (fetch("save_turn", parameters) if whole_turn else fetch("save", parameters))
+        ((outcome, branch, turn_index, sub_step, lease_until, waiting),) = rows
         self._refuse(outcome, turn_index, sub_step, lease_until)
         if lease is not None and outcome == "saved":
             self._lease = replace(lease, until=lease_until)
@@ -257,3 +284,8 @@ class AsyncHead:
                 raise CorruptionError(
                     f"{self._name}: the database answered {outcome!r}, which is no outcome of a write"
                 )
+
+
+def opening_id(write_id: uuid.UUID) -> uuid.UUID:
+    """The write id of the turn's beginning where one call begins and ends a turn."""
+    return uuid.uuid5(write_id, "input")

@@ -22,6 +22,16 @@ def check_name(text: object, name: str) -> str:
     return check_text(text, name, _MAX_NAME_CHARACTERS)
 
 
+def check_branch_name(name: object) -> str:
+    """Return the name of a new branch, if it can be told from a branch's number and from a place."""
+    text = check_name(name, "name")
+    if text.isdigit() or any(character in text for character in ":@"):
+        raise InvalidInputError(
+            f"name: {text!r} could be taken for a branch's number or a place: no ':' or '@', and not digits alone"
+        )
+    return text
+
+
 def check_title(title: object) -> str | None:
     """Return a title, or None for none."""
     return None if title is None else check_text(title, "title", _MAX_TITLE_CHARACTERS)

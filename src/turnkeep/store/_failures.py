@@ -108,7 +108,9 @@ def translated(error: psycopg.Error, schema: str) -> TurnkeepError:
         case "TK002":
             return TurnNotOpenError("no turn is open on this branch: call begin_turn first")
         case "TK003":
-            return ConversationEndedError(f"{text}; nothing was written: store.reopen lets it go on")
+            return ConversationEndedError(
+                f"{text}; nothing was written: reopen it first (store.reopen, `turnkeep reopen`)"
+            )
         case "TK004":
             return ConflictError(
                 f"{text} than was seen there; nothing was written. A failover has lost writes: "

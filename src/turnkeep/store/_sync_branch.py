@@ -23,7 +23,7 @@ from turnkeep.errors import (
 from turnkeep.model import FINAL_PHASE, Checkpoint, Lease, PendingCall, Saved
 from turnkeep.store import _arguments, _rows, _tool_calls, _writes
 from turnkeep.store._sync_database import Database
-from turnkeep.store._sync_head import Fetch, Head, PreparedSave
+from turnkeep.store._sync_head import Fetch, Head, PreparedSave, opening_id
 from turnkeep.store._sync_leases import lease_terms, release_lease, take_lease
 from turnkeep.store._sync_transaction import Transaction
 from turnkeep.store._writes import UNCHANGED, Content, Message
@@ -130,16 +130,17 @@ class Branch(Head):
 
         For those who hold a list and append to it, shorten it or rewrite parts of it: messages are compared by their
         values with those at the head, and those that were there are not stored again. Where no turn is open, one
-        begins, and with `final` it ends at once, in two sub-steps. Where nothing at all has changed, nothing is
-        written, and the head's place is given as `repeated`. All else is as in `save`, and so are the errors.
+        begins, and with `final` it ends at once, in two sub-steps, both or none. Where nothing at all has changed and
+        no `write_id` is given, nothing is written, and the head's place is given as `repeated`. All else is as in
+        `save`, and so are the errors.
         """
         prepared = self.prepared(messages, tool_calls, tool_results, answers, state, final, write_id, whole=True)
         self._database.check_usable()
         with self._lock:
             if again := self._made_before(prepared):
                 return again
-            if final and self._opened_for(prepared):
-                prepared = replace(prepared, content=replace(prepared.content, tool_calls=None, state=None))
+            if final and not self.turn_open:
+                return self._whole_turn(prepared)
             return self._perform(prepared, self._database.fetch)
 
     def prepared(
@@ -155,7 +156,7 @@ class Branch(Head):
         whole: bool = False,
     ) -> PreparedSave:
         """Encode a save, without any I/O."""
-        content = _writes.content(messages, tool_calls, tool_results, state)
+        content = _writes.content(messages, tool_calls, tool_results, state, whole=whole)
         phase = FINAL_PHASE if final else _phase(content)
         return PreparedSave(content, phase, tuple(_tool_calls.named(tool_results or (), answers)), write_id, whole)
 
@@ -168,12 +169,10 @@ class Branch(Head):
         content, phase, whole, parts = save.content, save.phase, None, None
         if save.whole:
             whole = content.messages
-            made = spans.parts(self._texts, whole)
-            content = replace(content, messages=[whole[index] for index in made.new])
-            parts = None if made.is_longer(len(self._texts)) else made.numbers
+            content, parts, same = self._parts(content)
             phase = phase if self.turn_open else "input"
-            if made.is_same(len(self._texts)) and self._says_nothing_new(content, phase):
-                return Saved(self.branch, self.turn_index, self.sub_step, True, not self.turn_open)
+            if same and save.write_id is None and self._says_nothing_new(content, phase):
+                return self._as_it_is()
         try:
             answered, open_calls = self._settled(save, content, phase, self._next_place(phase))
         except (PendingCallsError, UnknownToolCallError):
@@ -205,16 +204,30 @@ class Branch(Head):
             )
         return answered, open_calls
 
-    def _opened_for(self, save: PreparedSave) -> bool:
-        """Open the turn that a save of a whole list ends, if none is open. Whether that has opened it."""
-        first = None if save.write_id is None else _opening_id(save.write_id)
-        if self.turn_open:
-            made = None if first is None else self.first_outcome(first, "input")
-            return made is not None and made.turn_index == self.turn_index
-        self._settled(save, save.content, FINAL_PHASE, self._next_place("input"))  # before anything is written
-        opening = PreparedSave(replace(save.content, tool_results=None), "input", (), first, whole=True)
-        self._perform(opening, self._database.fetch)
-        return True
+    def _parts(self, content: Content) -> tuple[Content, list[int] | None, bool]:
+        """A whole list as what is new in it, the parts it is made of, and whether it is the one at the head."""
+        made = spans.parts(self._texts, content.messages)
+        new = replace(content, messages=_writes.checked([content.messages[index] for index in made.new], "messages"))
+        return new, None if made.is_longer(len(self._texts)) else made.numbers, made.is_same(len(self._texts))
+
+    def _whole_turn(self, save: PreparedSave) -> Saved:
+        """Begin a turn with a whole list and end it, in one statement."""
+        content, parts, same = self._parts(save.content)
+        at = self._next_place("input")
+        answered, _ = self._settled(save, content, FINAL_PHASE, at)
+        if same and save.write_id is None and self._says_nothing_new(content, "input"):
+            return self._as_it_is()
+        place = self._write(
+            content,
+            FINAL_PHASE,
+            save.write_id,
+            answers=[number for call in answered for number in call.place],
+            parts=parts,
+            whole_turn=True,
+            fetch=self._database.fetch,
+        )
+        self._take_turn(at[0], content, save.content.messages)
+        return Saved(self.branch, *place[2:4], place[0] == "repeated", True, place[4])
 
     def _says_nothing_new(self, content: Content, phase: str) -> bool:
         """Whether a save of an unchanged list changes nothing else either."""
@@ -237,7 +250,7 @@ class Branch(Head):
         found = self._read_at(turn_index, sub_step)
         calls = found.tool_calls_text
         if phase == FINAL_PHASE and calls is None and save.content.tool_calls is not None and save.write_id is not None:
-            opening = self.first_outcome(_opening_id(save.write_id), "input")
+            opening = self.first_outcome(opening_id(save.write_id), "input")
             calls = (self._read_at(opening.turn_index, 0)).tool_calls_text if opening else None
         stored = (found.message_texts, _listed(calls), _listed(found.tool_results_text))
         given = (save.content.messages, _listed(save.content.tool_calls), _listed(save.content.tool_results))
@@ -409,11 +422,6 @@ class Branch(Head):
         for sub_step, phase in rows:
             return Saved(self.branch, turn_index, sub_step, True, phase == FINAL_PHASE)
         raise NotFoundError(f"{self._name} is not there any more")
-
-
-def _opening_id(write_id: uuid.UUID) -> uuid.UUID:
-    """The write id of the turn's opening where one call opens and ends a turn."""
-    return uuid.uuid5(write_id, "input")
 
 
 def _phase(content: Content) -> str:

@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Any, Self, TypeVar
 
 import psycopg
-from psycopg import Connection
+from psycopg import Connection, IsolationLevel
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout, TooManyRequests
 
 from turnkeep.errors import PoolExhaustedError, TurnkeepError, UnavailableError, UsageError
@@ -117,8 +117,13 @@ class Database:
         self._healing.stop()
         self._pool.close()
 
-    def fetch(self, name: str, parameters: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
+    def fetch(
+        self, name: str, parameters: Mapping[str, Any] | None = None, *, read_committed: bool = False
+    ) -> list[tuple[Any, ...]]:
         """Run the statement of that name and give its rows, repeating it within the deadline where that can help.
+
+        With `read_committed` it sees what others have committed while it waited for them, whatever isolation level the
+        database's transactions have by default.
 
         Raises `UnavailableError` or `PoolExhaustedError` at the deadline, and the error that stands for the
         statement's own failure at once. A call ended by Ctrl-C has ended in the server when it returns, unless the
@@ -126,7 +131,11 @@ class Database:
         """
 
         def run(connection: waiting.Connection) -> list[tuple[Any, ...]]:
-            return self.rows(connection, name, parameters or {})
+            if not read_committed:
+                return self.rows(connection, name, parameters or {})
+            connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
+            with connection.transaction():
+                return self.rows(connection, name, parameters or {})
 
         return self.attempt(run)
 

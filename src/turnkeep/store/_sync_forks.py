@@ -37,7 +37,7 @@ class Forks(Conversations):
         checkpoint is copied, with what `describe` says, and the two have nothing to do with each other any more.
         """
         if name is not None:
-            _details.check_name(name, "name")
+            _details.check_branch_name(name)
         turn, sub_step = _arguments.place(at, "at")
         parameters = {
             "conversation": self._uuid(conversation),
@@ -88,7 +88,9 @@ class Forks(Conversations):
             raise no_conversation(conversation, branch)
 
     def delete_branch(self, conversation: Id, branch: BranchId) -> bool:
-        """Remove a branch with the messages, checkpoints and requests that are its own. False if it was gone already.
+        """Remove a branch with the messages, checkpoints and requests that are its own.
+
+        False if that number was gone already.
 
         Refused, and then nothing is removed, while it is the current branch, others have been forked from it, or a
         request waits on it (`ConflictError`), and while somebody runs it (`LeaseHeldError`). What it has inherited
@@ -96,7 +98,7 @@ class Forks(Conversations):
         """
         number = self._number(conversation, branch)
         ((outcome, builders, owner, until),) = self._database.fetch(
-            "delete_branch", {"conversation": self._uuid(conversation), "branch": number}
+            "delete_branch", {"conversation": self._uuid(conversation), "branch": number}, read_committed=True
         )
         name = f"conversation {str(conversation)!r}, branch {branch}"
         match outcome:

@@ -51,14 +51,19 @@ def content(
     tool_calls: Sequence[object] | None,
     tool_results: Sequence[object] | None,
     state: object,
+    *,
+    whole: bool = False,
 ) -> Content:
-    """Encode what a write holds, or raise `InvalidInputError` naming the culprit."""
+    """Encode what a write holds, or raise `InvalidInputError` naming the culprit.
+
+    With `whole` the messages are a whole list, of which only what is new will be sent.
+    """
     _check_list(messages, "messages")
     for index, message in enumerate(messages):
         if not isinstance(message, dict) and not (isinstance(message, RawJSON) and message.text.startswith("{")):
             raise InvalidInputError(f"messages[{index}]: a message is a JSON object, not {type(message).__name__}")
     return Content(
-        messages=_texts(messages, "messages"),
+        messages=_encoded(messages, "messages") if whole else _texts(messages, "messages"),
         tool_calls=_list_text(tool_calls, "tool_calls"),
         tool_results=_list_text(tool_results, "tool_results"),
         state=None if state is UNCHANGED else jsontext.encode(state, "state"),
@@ -83,7 +88,15 @@ def _list_text(values: Sequence[object] | None, name: str) -> str | None:
 
 
 def _texts(values: Sequence[object], name: str) -> list[str]:
-    texts = [jsontext.encode(value, f"{name}[{index}]") for index, value in enumerate(values)]
+    return checked(_encoded(values, name), name)
+
+
+def _encoded(values: Sequence[object], name: str) -> list[str]:
+    return [jsontext.encode(value, f"{name}[{index}]") for index, value in enumerate(values)]
+
+
+def checked(texts: list[str], name: str) -> list[str]:
+    """Return the texts of a list, if one statement can take them."""
     characters = sum(map(len, texts))
     if characters > MAX_LIST_CHARACTERS:
         raise UnstorableError(

@@ -6,7 +6,7 @@ ALTER TABLE {schema}.conversation
     ADD COLUMN title text,
     ADD COLUMN tags text[] NOT NULL DEFAULT '{{}}',
     ADD COLUMN version int NOT NULL DEFAULT 0,  -- counts the updates of title, tags and metadata
-    ADD COLUMN update_id uuid;
+    ADD COLUMN update_ids uuid[] NOT NULL DEFAULT '{{}}';  -- the newest ones: a retry of them changes nothing
 CREATE INDEX conversation_tenant ON {schema}.conversation (tenant) WHERE tenant IS NOT NULL;
 CREATE INDEX conversation_parent ON {schema}.conversation (parent_conversation_id)
     WHERE parent_conversation_id IS NOT NULL;
@@ -21,3 +21,4 @@ CREATE INDEX branch_stopped ON {schema}.branch (conversation_id) WHERE status IN
 DROP FUNCTION IF EXISTS {schema}.save_v1;
 DROP FUNCTION IF EXISTS {schema}.save_refusal;
 DROP FUNCTION IF EXISTS {schema}.earlier_outcome;
+DROP FUNCTION IF EXISTS {schema}.shown_list;

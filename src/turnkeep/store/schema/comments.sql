@@ -25,7 +25,7 @@ BEGIN
         ('conversation', 'title', 'A title for people.'),
         ('conversation', 'tags', 'Texts that lists can ask for.'),
         ('conversation', 'version', 'How often title, tags and metadata have been updated.'),
-        ('conversation', 'update_id', 'The id of the last update: the same one again changes nothing more.'),
+        ('conversation', 'update_ids', 'The ids of the newest updates: one of them again changes nothing more.'),
 
         ('branch', NULL,
          'A line of turns: its head, its lease, and what it waits for. The only row of a conversation that a save changes.'),

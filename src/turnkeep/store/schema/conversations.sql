@@ -44,23 +44,28 @@ CREATE OR REPLACE FUNCTION {schema}.update_v1(
 ) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_conversation {schema}.conversation;
+    v_metadata jsonb;
 BEGIN
     SELECT v.* INTO v_conversation FROM {schema}.conversation AS v WHERE v.conversation_id = p_conversation
     FOR NO KEY UPDATE;
     version := v_conversation.version;
     outcome := CASE
         WHEN version IS NULL THEN 'not_found'
-        WHEN v_conversation.update_id = p_update_id THEN 'repeated'
+        WHEN p_update_id = ANY (v_conversation.update_ids) THEN 'repeated'
         WHEN version <> p_version THEN 'conflict'
         ELSE 'updated'
     END;
+    v_metadata := (v_conversation.metadata || p_metadata) - ARRAY(
+        SELECT e.key FROM jsonb_each(p_metadata) AS e WHERE e.value = 'null');
+    IF outcome = 'updated' AND 'metadata' = ANY (p_names) AND octet_length(v_metadata::text) > 131072 THEN
+        outcome := 'too_large';
+    END IF;
     IF outcome = 'updated' THEN
         UPDATE {schema}.conversation AS v SET
             title = CASE WHEN 'title' = ANY (p_names) THEN p_title ELSE v.title END,
             tags = CASE WHEN 'tags' = ANY (p_names) THEN p_tags ELSE v.tags END,
-            metadata = CASE WHEN 'metadata' = ANY (p_names) THEN (v.metadata || p_metadata) - ARRAY(
-                SELECT e.key FROM pg_catalog.jsonb_each(p_metadata) AS e WHERE e.value = 'null') ELSE v.metadata END,
-            version = v.version + 1, update_id = p_update_id
+            metadata = CASE WHEN 'metadata' = ANY (p_names) THEN v_metadata ELSE v.metadata END,
+            version = v.version + 1, update_ids = (p_update_id || v.update_ids)[:16]
         WHERE v.conversation_id = p_conversation
         RETURNING v.version INTO update_v1.version;
     END IF;
@@ -132,6 +137,17 @@ BEGIN
     outcome := CASE WHEN FOUND THEN 'reopened' ELSE 'not_found' END;
 END $$;
 
+-- What waits for others must see what they have done: no other isolation level shows that.
+CREATE OR REPLACE FUNCTION {schema}.must_see_others() RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE EXCEPTION 'this transaction is %, and would not see what others have just written',
+                current_setting('transaction_isolation')
+            USING ERRCODE = 'invalid_transaction_state', HINT = 'BEGIN ISOLATION LEVEL READ COMMITTED.';
+    END IF;
+END $$;
+
 -- Removes a conversation and its children for good (G12), and counts what there was. A writer that is at it is waited for,
 -- and one that comes later finds nothing: so branch rows go first. What a fork or a new child adds meanwhile is found by
 -- looking again.
@@ -142,13 +158,16 @@ CREATE OR REPLACE FUNCTION {schema}.erase_v1(
 DECLARE
     v_ids uuid[] := ARRAY[p_conversation];
     v_rows bigint;
+    v_found bigint;
 BEGIN
     conversations := 0;
     branches := 0;
     checkpoints := 0;
     messages := 0;
     requests := 0;
+    PERFORM {schema}.must_see_others();
     WHILE v_ids <> '{{}}' LOOP
+        v_found := 0;
         LOOP
             PERFORM FROM {schema}.branch AS b WHERE b.conversation_id = ANY (v_ids)
             ORDER BY b.conversation_id, b.branch FOR UPDATE;
@@ -156,6 +175,7 @@ BEGIN
             GET DIAGNOSTICS v_rows = ROW_COUNT;
             EXIT WHEN v_rows = 0;
             branches := branches + v_rows;
+            v_found := v_found + v_rows;
         END LOOP;
         DELETE FROM {schema}.message AS m WHERE m.conversation_id = ANY (v_ids);
         GET DIAGNOSTICS v_rows = ROW_COUNT;
@@ -170,6 +190,8 @@ BEGIN
         DELETE FROM {schema}.conversation AS v WHERE v.conversation_id = ANY (v_ids);
         GET DIAGNOSTICS v_rows = ROW_COUNT;
         conversations := conversations + v_rows;
+        -- One that was made meanwhile may have come between: its branches, before the conversation was found.
+        CONTINUE WHEN v_rows + v_found > 0;
         v_ids := ARRAY(
             SELECT v.conversation_id FROM {schema}.conversation AS v WHERE v.parent_conversation_id = ANY (v_ids)
             ORDER BY v.conversation_id);
@@ -262,6 +284,12 @@ DECLARE
     v_stop int := 0;
     v_part record;
 BEGIN
+    PERFORM FROM {schema}.branch AS b
+    WHERE b.conversation_id = p_into AND b.branch = 0 AND b.fork_id = p_fork_id FOR UPDATE;
+    IF FOUND THEN  -- whatever has become of the source
+        outcome := 'repeated';
+        RETURN;
+    END IF;
     SELECT b.* INTO v_source FROM {schema}.branch AS b
     WHERE b.conversation_id = p_conversation AND b.branch = coalesce(p_source, (
         SELECT v.current_branch FROM {schema}.conversation AS v WHERE v.conversation_id = p_conversation))
@@ -281,7 +309,8 @@ BEGIN
         RETURN;
     END IF;
     INSERT INTO {schema}.branch (conversation_id, branch, name, turn_index, sub_step, fork_id, turn_started_at, updated_at)
-    VALUES (p_into, 0, coalesce(p_name, 'main'), p_turn, p_sub_step, p_fork_id, v_now, v_now)
+    VALUES (p_into, 0, coalesce(p_name, 'main'), p_turn, p_sub_step, p_fork_id, v_now,
+            greatest(v_now, v_source.updated_at + interval '1 microsecond'))
     ON CONFLICT DO NOTHING;
     IF NOT FOUND THEN
         SELECT CASE WHEN b.fork_id = p_fork_id THEN 'repeated' ELSE 'exists' END INTO outcome
@@ -371,6 +400,7 @@ CREATE OR REPLACE FUNCTION {schema}.delete_branch_v1(
 DECLARE
     v_now timestamptz := {schema}.clock();
 BEGIN
+    PERFORM {schema}.must_see_others();
     PERFORM FROM {schema}.branch AS b WHERE b.conversation_id = p_conversation ORDER BY b.branch FOR UPDATE;
     SELECT b.lease_owner, b.lease_until, ARRAY(
             SELECT o.branch FROM {schema}.branch AS o

@@ -147,19 +147,6 @@ EXCEPTION WHEN program_limit_exceeded OR statement_too_complex THEN
     RETURN pg_catalog.jsonb_build_object('turnkeep_unrepresentable', SQLERRM);
 END $$;
 
--- A message, or an array of them, as an array for reading.
-CREATE OR REPLACE FUNCTION {schema}.shown_list(p_messages json) RETURNS jsonb
-LANGUAGE plpgsql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    IF pg_catalog.json_typeof(p_messages) <> 'array' THEN
-        RETURN pg_catalog.jsonb_build_array({schema}.shown(p_messages));
-    END IF;
-    RETURN (
-        SELECT ('[' || coalesce(pg_catalog.string_agg({schema}.shown(e.value)::text, ',' ORDER BY e.ord), '') || ']')::jsonb
-        FROM pg_catalog.json_array_elements(p_messages) WITH ORDINALITY AS e (value, ord)
-    );
-END $$;
-
 -- Makes the answer to a retry as durable as a first one. What the retry finds may have been committed here and not yet
 -- be with a synchronous standby, where its commit was cut short; a commit that writes nothing would not wait for it. A
 -- lock on the branch is written.
@@ -191,8 +178,8 @@ BEGIN
     END IF;
     SELECT CASE
             WHEN c.phase = p_phase
-                AND {schema}.shown(c.tool_calls) IS NOT DISTINCT FROM {schema}.shown(p_tool_calls)
-                AND {schema}.shown(c.tool_results) IS NOT DISTINCT FROM {schema}.shown(p_tool_results)
+                AND {schema}.same_value(c.tool_calls, p_tool_calls)
+                AND {schema}.same_value(c.tool_results, p_tool_results)
                 AND (p_phase <> 'started' OR c.answers IS NOT DISTINCT FROM p_answers)
                 AND {schema}.has_written(c, p_count, p_messages, p_parts)
             THEN 'repeated'
@@ -207,8 +194,19 @@ BEGIN
     END IF;
 END $$;
 
--- Whether a checkpoint is what these messages make of its parent's list. Messages too large to compare are taken for
--- the same, and so is what is kept of a list that was too scattered for spans.
+-- Whether two values are the same, type-strictly: keys in any order, 1 is not 1.0. What can't be shown is compared as text.
+CREATE OR REPLACE FUNCTION {schema}.same_value(p_one json, p_other json) RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_one jsonb := {schema}.shown(p_one);
+BEGIN
+    RETURN p_one::text IS NOT DISTINCT FROM p_other::text
+        OR v_one::text = {schema}.shown(p_other)::text
+            AND v_one::text NOT LIKE '%"turnkeep_unrepresentable"%';
+END $$;
+
+-- Whether a checkpoint is what these messages make of its parent's list. What is kept of a list that was too scattered
+-- for spans is taken for the same.
 CREATE OR REPLACE FUNCTION {schema}.has_written(
     p_checkpoint {schema}.checkpoint, p_count int, p_messages json, p_parts int[]
 ) RETURNS boolean LANGUAGE plpgsql STABLE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
@@ -219,7 +217,7 @@ DECLARE
     v_new int[] := '{{}}';
     v_added int[];
     v_index int := 0;
-    v_shown jsonb;
+    v_most int := 0;
 BEGIN
     SELECT c.spans INTO v_parent FROM {schema}.checkpoint AS c
     WHERE c.conversation_id = p_checkpoint.conversation_id AND c.branch = p_checkpoint.parent_branch
@@ -237,9 +235,10 @@ BEGIN
             v_index := v_index + v_parts[i + 1];
         ELSE
             v_index := v_index + v_parts[i + 1] - v_parts[i];
+            v_most := greatest(v_most, v_parts[i + 1]);
         END IF;
     END LOOP;
-    IF v_index <> {schema}.length_of(v_spans) THEN
+    IF v_index <> {schema}.length_of(v_spans) OR v_most > {schema}.length_of(v_parent) THEN
         RETURN false;
     END IF;
     v_added := {schema}.parts_of(v_spans, v_new);
@@ -247,9 +246,17 @@ BEGIN
     IF v_spans <> v_parent AND pg_catalog.cardinality(v_parent) <= 768 THEN
         RETURN false;
     END IF;
-    v_shown := {schema}.messages_of(p_checkpoint.conversation_id, v_added);
-    RETURN pg_catalog.jsonb_typeof(v_shown) = 'object'
-        OR v_shown = CASE WHEN p_count = 0 THEN '[]' ELSE {schema}.shown_list(p_messages) END;
+    RETURN NOT EXISTS (
+        SELECT FROM (
+            SELECT row_number() OVER (ORDER BY s.ord, m.position) AS ord, m.body
+            FROM {schema}.spans_of(v_added) AS s
+            JOIN {schema}.message AS m ON m.conversation_id = p_checkpoint.conversation_id AND m.branch = s.branch
+                AND m.position >= s.start AND m.position < s.stop
+        ) AS w
+        FULL JOIN json_array_elements(
+            CASE json_typeof(p_messages) WHEN 'array' THEN p_messages WHEN 'object' THEN json_build_array(p_messages) END
+        ) WITH ORDINALITY AS e (value, ord) ON e.ord = w.ord
+        WHERE NOT {schema}.same_value(w.body, e.value));
 END $$;
 
 -- Why a write was refused; or the outcome of the same write, if it has been made a moment ago.
@@ -469,6 +476,34 @@ BEGIN
             WHERE b.conversation_id = p_conversation AND b.branch = p_branch;
         END IF;
     END IF;
+END $$;
+
+-- A whole turn at once, in two checkpoints: 'input' with the messages, the calls and the state, under p_first_id; then
+-- 'final' with the results. Both or none: outcomes are save_v1's, of the second.
+CREATE OR REPLACE FUNCTION {schema}.save_turn_v1(
+    p_conversation uuid, p_branch int, p_turn int, p_sub_step int, p_token bigint, p_lease_seconds float8,
+    p_first_id uuid, p_write_id uuid, p_agent text, p_count int, p_messages json, p_tool_calls json,
+    p_tool_results json, p_answers int[], p_state json, p_parts int[], p_seen uuid,
+    OUT outcome text, OUT branch int, OUT turn_index int, OUT sub_step int, OUT lease_until timestamptz,
+    OUT waiting boolean
+) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_saved record;
+BEGIN
+    SELECT s.* INTO v_saved FROM {schema}.save_v1(
+        p_conversation, p_branch, p_turn, p_sub_step, p_token, p_lease_seconds, p_first_id, false, 'input', p_agent,
+        p_count, p_messages, p_tool_calls, NULL, NULL, p_state, NULL, NULL, p_parts, p_seen) AS s;
+    IF v_saved.outcome IN ('saved', 'repeated') THEN
+        SELECT s.* INTO v_saved FROM {schema}.save_v1(
+            p_conversation, p_branch, v_saved.turn_index, v_saved.sub_step, p_token, p_lease_seconds, p_write_id, false,
+            'final', p_agent, 0, NULL, NULL, p_tool_results, p_answers, NULL, NULL, NULL, NULL, p_first_id) AS s;
+    END IF;
+    outcome := v_saved.outcome;
+    branch := v_saved.branch;
+    turn_index := v_saved.turn_index;
+    sub_step := v_saved.sub_step;
+    lease_until := v_saved.lease_until;
+    waiting := v_saved.waiting;
 END $$;
 
 -- Begins the next turn with the oldest request that waits on the branch. 'none' where there is none, and nothing is

@@ -7,6 +7,10 @@ RETURNS {schema}.branch LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET s
 DECLARE
     v_branch {schema}.branch;
 BEGIN
+    IF char_length(p_agent) > 255 THEN
+        RAISE EXCEPTION 'agent_id: % characters; at most 255 are allowed', char_length(p_agent)
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'It is a name to look conversations up by.';
+    END IF;
     PERFORM FROM {schema}.conversation AS v WHERE v.conversation_id = p_conversation;
     IF NOT FOUND THEN
         PERFORM {schema}.create_v1(p_conversation, p_conversation::text, p_agent);
@@ -46,7 +50,11 @@ END $$;
 CREATE OR REPLACE FUNCTION {schema}.insert_value(p_value jsonb, p_name text) RETURNS json
 LANGUAGE plpgsql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF octet_length(p_value::text) > 67108864 THEN
+    IF jsonb_typeof(p_value) = 'object' AND p_value ? 'turnkeep_unrepresentable' THEN
+        RAISE EXCEPTION '%: it stands for a value that can''t be shown (%)', p_name, p_value ->> 'turnkeep_unrepresentable'
+            USING ERRCODE = 'invalid_parameter_value',
+                HINT = 'NULL keeps the list or the state as it is; the exact texts are in all_messages and the tables.';
+    ELSIF octet_length(p_value::text) > 67108864 THEN
         RAISE EXCEPTION '%: % bytes of JSON; at most 67108864 are stored', p_name, octet_length(p_value::text)
             USING ERRCODE = 'program_limit_exceeded', HINT = 'Store it elsewhere, and a reference to it here.';
     END IF;
@@ -497,9 +505,12 @@ CREATE OR REPLACE FUNCTION {schema}.refuse_change() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RAISE EXCEPTION '% of %: checkpoints never change', TG_OP, TG_TABLE_NAME
-        USING ERRCODE = 'feature_not_supported', HINT = 'Insert another row, or fork the conversation where it was right.';
+        USING ERRCODE = 'feature_not_supported',
+            HINT = 'Insert another row into agent_checkpoints, or fork the conversation where it was right.';
 END $$;
 
+CREATE OR REPLACE TRIGGER refuse_change BEFORE INSERT OR UPDATE OR DELETE ON {schema}.all_checkpoints
+FOR EACH STATEMENT EXECUTE FUNCTION {schema}.refuse_change();
 CREATE OR REPLACE TRIGGER insert_checkpoint INSTEAD OF INSERT ON {schema}.agent_checkpoints
 FOR EACH ROW EXECUTE FUNCTION {schema}.insert_checkpoint();
 CREATE OR REPLACE TRIGGER refuse_change BEFORE UPDATE OR DELETE ON {schema}.agent_checkpoints

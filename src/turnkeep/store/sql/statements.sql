@@ -11,6 +11,21 @@ FROM {schema}.save_v1(%(conversation)s, %(branch)s, %(turn)s, %(sub_step)s, %(to
     %(write_id)s, %(repeatable)s, %(phase)s, %(agent)s, %(count)s, %(messages)s, %(tool_calls)s, %(tool_results)s, %(answers)s,
     %(state)s, %(key)s, %(digest)s, %(parts)s, %(seen)s)
 
+-- name: save_turn
+-- A whole turn at once: its input and its end, both or none.
+SELECT outcome, branch, turn_index, sub_step, lease_until, waiting
+FROM {schema}.save_turn_v1(%(conversation)s, %(branch)s, %(turn)s, %(sub_step)s, %(token)s, %(lease_seconds)s,
+    %(first_id)s, %(write_id)s, %(agent)s, %(count)s, %(messages)s, %(tool_calls)s, %(tool_results)s, %(answers)s, %(state)s,
+    %(parts)s, %(seen)s)
+
+-- name: head
+-- Where a branch stands, for whoever goes on from it without writing.
+SELECT b.turn_index, b.sub_step, c.write_id, b.status, b.lease_token, b.lease_until, b.lease_until > {schema}.clock()
+FROM {schema}.branch AS b
+LEFT JOIN {schema}.checkpoint AS c ON c.conversation_id = b.conversation_id AND c.turn_index = b.turn_index
+    AND c.sub_step = b.sub_step AND c.branch = {schema}.owner_of(b.branch, b.lineage, b.turn_index, b.sub_step)
+WHERE b.conversation_id = %(conversation)s AND b.branch = %(branch)s
+
 -- name: written
 -- Where a write id stands on a branch. The lock lets the answer wait for synchronous standbys: see confirm.
 SELECT c.turn_index, c.sub_step, c.phase
