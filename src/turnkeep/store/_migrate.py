@@ -27,7 +27,13 @@ _WITHOUT_VECTOR = "real[]"
 _CREATE_VECTOR = b"CREATE EXTENSION IF NOT EXISTS vector SCHEMA public"
 _LOCK_CALL: LiteralString = "pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended({}, 0))"
 _LOCK = sql.SQL("SELECT " + _LOCK_CALL)
-_REPEATABLE = tuple(f"schema/{part}.sql" for part in ("functions", "conversations", "views", "insert", "comments"))
+_REPEATABLE = tuple(
+    f"schema/{part}.sql"
+    for part in (
+        *("reading", "writing", "leases", "conversations"),
+        *("views", "insert_values", "insert", "comments"),
+    )
+)
 _FILE = re.compile(r"^(\d{4})_(\w+)\.sql$")
 
 
