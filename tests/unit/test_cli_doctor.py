@@ -212,8 +212,8 @@ def test_rights_are_judged() -> None:
 
 
 def test_leases_are_judged() -> None:
-    assert lease_finding(Leases(3, 0, 0, None, ()), NOW).level == "ok"
-    assert "turnkeep resume" in str(lease_finding(Leases(0, 0, 2, None, ()), NOW).remedy)
-    expired = lease_finding(Leases(0, 1, 1, NOW - timedelta(hours=3), ("support",)), NOW)
+    assert lease_finding(Leases(3, 0, 0, None, (), 0.0), NOW).level == "ok"
+    assert "turnkeep resume" in str(lease_finding(Leases(0, 0, 2, None, (), 0.0), NOW).remedy)
+    expired = lease_finding(Leases(0, 1, 1, NOW - timedelta(hours=3), ("support",), 0.0), NOW)
     assert (expired.level, "3 h ago" in expired.message) == ("warn", True)
     assert "support" in str(expired.remedy)

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 from turnkeep import settings
 from turnkeep.cli.database import conninfo
 from turnkeep.cli.doctor_findings import Finding
-from turnkeep.cli.doctor_schema import grant, index_finding, lease_finding, rights_findings, schema_findings
+from turnkeep.cli.doctor_schema import (
+    grant,
+    index_finding,
+    lease_finding,
+    rights_findings,
+    schema_clock_finding,
+    schema_findings,
+)
 from turnkeep.cli.doctor_server import server_findings
 from turnkeep.cli.embedded import status_record
 from turnkeep.cli.failures import Exit
@@ -83,6 +90,7 @@ def _examine(options: Options, facts: dict[str, Any]) -> Iterator[Finding]:
         if found.leases is not None:
             facts["leases"] = asdict(found.leases)
             yield lease_finding(found.leases, datetime.now(UTC))
+            yield from schema_clock_finding(found.leases, options.schema)
 
 
 def embedded_findings(found: EmbeddedStatus) -> Iterator[Finding]:

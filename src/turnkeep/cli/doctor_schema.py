@@ -84,6 +84,18 @@ def lease_finding(leases: Leases, now: datetime) -> Finding:
     return Finding("leases", "warn", text, f"Run `turnkeep worker` for {agents}; see `turnkeep ls --interrupted`.")
 
 
+def schema_clock_finding(leases: Leases, schema: str) -> Iterator[Finding]:
+    """Judge the schema's own clock, if a test has replaced it."""
+    if abs(leases.clock_ahead) > 1:
+        yield Finding(
+            "clock",
+            "problem",
+            f"that of schema {schema!r} is {leases.clock_ahead:+.0f} s off the server's: a test has put it forward",
+            f'Run CREATE OR REPLACE FUNCTION "{schema}".clock() RETURNS timestamptz LANGUAGE sql VOLATILE AS '
+            "'SELECT pg_catalog.clock_timestamp()'.",
+        )
+
+
 def grant(schema: str, server: Server) -> str:
     to = f'TO "{server.role_name}"'
     return (

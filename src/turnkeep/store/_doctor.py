@@ -92,13 +92,15 @@ class Rights:
 @dataclass(frozen=True)
 class Leases:
     """Numbers of branches: running under a live lease, running under an expired one, in the middle of a turn
-    that no live lease holds. Of expired leases also the oldest's end, and whose agents they are, up to ten."""
+    that no live lease holds. Of expired leases also the oldest's end, and whose agents they are, up to ten.
+    `clock_ahead` is by how many seconds the schema's own clock, which tests put forward, is ahead of the server's."""
 
     live: int
     expired: int
     interrupted: int
     oldest_expired: datetime | None
     agents_of_expired: tuple[str, ...]
+    clock_ahead: float
 
 
 @dataclass(frozen=True)

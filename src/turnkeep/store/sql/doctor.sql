@@ -80,7 +80,8 @@ SELECT pg_catalog.count(*) FILTER (WHERE b.status = 'running' AND b.lease_until 
     ARRAY(SELECT DISTINCT v.agent_id FROM {schema}.branch AS r
         JOIN {schema}.conversation AS v ON v.conversation_id = r.conversation_id
         WHERE r.status = 'running' AND r.lease_until <= {schema}.clock() AND v.agent_id IS NOT NULL
-        ORDER BY 1 LIMIT 10) AS agents_of_expired
+        ORDER BY 1 LIMIT 10) AS agents_of_expired,
+    (SELECT pg_catalog.date_part('epoch', {schema}.clock() - pg_catalog.clock_timestamp())) AS clock_ahead
 FROM (SELECT {schema}.clock() AS now OFFSET 0) AS t
 CROSS JOIN {schema}.branch AS b
 LEFT JOIN {schema}.checkpoint AS c ON c.conversation_id = b.conversation_id AND c.turn_index = b.turn_index
