@@ -236,7 +236,7 @@ def test_post_prints_the_key_and_makes_only_what_it_is_told_to_make(dsn: str) ->
 
 def test_the_id_of_a_new_conversation_is_never_taken_for_the_beginning_of_anothers(dsn: str) -> None:
     (first,) = lines(run("post", "first", "hello", "--agent", "support", "--json", dsn=dsn))
-    prefix = first["conversation_id"][:6]
+    prefix = first["conversation_id"][:8]
     (by_prefix,) = lines(run("post", prefix, "hello", "--json", dsn=dsn))
     assert by_prefix["conversation_id"] == first["conversation_id"]
     (new,) = lines(run("post", prefix, "hello", "--agent", "support", "--json", dsn=dsn))

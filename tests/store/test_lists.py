@@ -60,7 +60,7 @@ async def test_a_conversation_is_found_by_name_id_or_prefix(store: AsyncStore) -
     assert await store.find(str(turnkeep.conversation_uuid("by name"))[:8]) == turnkeep.conversation_uuid("by name")
     assert await store.find(str(ids[0])[:-1]) == ids[0]
     with pytest.raises(turnkeep.InvalidInputError, match="several"):
-        await store.find("00ab")
-    for nothing in ("00a", "ffff0000", "nobody"):
+        await store.find("00ab0000")
+    for nothing in ("00ab000", "ffff0000", "nobody"):
         with pytest.raises(turnkeep.NotFoundError):
             await store.find(nothing)

@@ -116,15 +116,26 @@ class Background:
 
     def __init__(self) -> None:
         self._task: asyncio.Task[None] | None = None
+        self._again = False
 
     def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Begin, unless the last piece is still being done. Raises what that one failed of."""
+        """Begin, or begin again after the piece that is being done. Raises what the last one failed of.
+
+        What it is to mend may have broken since that piece has looked at it.
+        """
         if self._task is not None and not self._task.done():
+            self._again = True
             return
         last, self._task = self._task, None
         if last is not None and not last.cancelled():
             last.result()
-        self._task = asyncio.get_running_loop().create_task(work())
+        self._task = asyncio.get_running_loop().create_task(self._do(work))
+
+    async def _do(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._again = True
+        while self._again:
+            self._again = False
+            await work()
 
     def stop(self) -> None:
         """Give up what is being done."""

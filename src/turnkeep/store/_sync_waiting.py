@@ -187,11 +187,16 @@ class Background:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
+        self._again = False
 
     def start(self, work: Callable[[], None]) -> None:
-        """Begin, unless the last piece is still being done. Raises what that one failed of."""
+        """Begin, or begin again after the piece that is being done. Raises what the last one failed of.
+
+        What it is to mend may have broken since that piece has looked at it.
+        """
         with self._lock:
             if self._thread is not None and self._thread.is_alive():
+                self._again = True
                 return
             failure, self._failure = self._failure, None
             if failure is not None:
@@ -203,7 +208,10 @@ class Background:
         """Give up what is being done: nothing can stop a thread, and nobody waits for it."""
 
     def _do(self, work: Callable[[], None]) -> None:
+        self._again = True
         try:
-            work()
+            while self._again:
+                self._again = False
+                work()
         except BaseException as failure:  # noqa: BLE001 - raised by the next start
             self._failure = failure
