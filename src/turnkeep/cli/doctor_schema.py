@@ -87,12 +87,13 @@ def lease_finding(leases: Leases, now: datetime) -> Finding:
 def schema_clock_finding(leases: Leases, schema: str) -> Iterator[Finding]:
     """Judge the schema's own clock, if a test has replaced it."""
     if abs(leases.clock_ahead) > 1:
+        from turnkeep.store._doctor import real_clock
+
         yield Finding(
             "clock",
             "problem",
             f"that of schema {schema!r} is {leases.clock_ahead:+.0f} s off the server's: a test has put it forward",
-            f'Run CREATE OR REPLACE FUNCTION "{schema}".clock() RETURNS timestamptz LANGUAGE sql VOLATILE AS '
-            "'SELECT pg_catalog.clock_timestamp()'.",
+            f"Run {real_clock(schema)}.",
         )
 
 

@@ -115,6 +115,14 @@ class Examination:
     leases: Leases | None
 
 
+def real_clock(schema: str) -> str:
+    """The SQL that puts a schema's own clock right again."""
+    return (
+        f'CREATE OR REPLACE FUNCTION "{schema}".clock() RETURNS timestamptz LANGUAGE sql VOLATILE AS '
+        "'SELECT pg_catalog.clock_timestamp()'"
+    )
+
+
 async def check_reachable(conninfo: str, schema: str, seconds: float) -> None:
     """Connect once. Raises `UnavailableError` with the reason at once, or after `seconds`."""
     async with _session(conninfo, schema, seconds):
