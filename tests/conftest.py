@@ -18,6 +18,7 @@ from psycopg.conninfo import make_conninfo
 
 import turnkeep
 from tests.clusters import Cluster, room
+from tests.observing import Observer
 from turnkeep import embedded
 from turnkeep.embedded import EmbeddedPostgres
 
@@ -82,6 +83,13 @@ def dsn(server: Server, template: str) -> Iterator[str]:
 async def store(dsn: str) -> AsyncIterator[turnkeep.AsyncStore]:
     """An open store on a new migrated database."""
     async with turnkeep.open(dsn) as opened:
+        yield opened
+
+
+@pytest.fixture
+def observer(dsn: str) -> Iterator[Observer]:
+    """A connection that looks at what others are doing."""
+    with Observer(dsn) as opened:
         yield opened
 
 

@@ -6,8 +6,8 @@ import asyncio
 import os
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from types import TracebackType
 from typing import Any, Final, LiteralString, Self, TypeVar
 
@@ -122,6 +122,16 @@ def transaction(dsn: str) -> Iterator[Connection]:
         yield connection
         with suppress(psycopg.OperationalError):  # its server may have been lost meanwhile
             connection.rollback()
+
+
+async def in_order(observer: Observer, held: AbstractContextManager[None], *calls: Awaitable[object]) -> list[Any]:
+    """Run calls that wait for a lock, one behind the other, and give what they come to."""
+    tasks = []
+    with held:
+        for count, call in enumerate(calls, 1):
+            tasks.append(asyncio.ensure_future(call))
+            await observer.see_waiting(count)
+    return await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @contextmanager

@@ -106,10 +106,8 @@ class _Same:
         return self._digests[text]
 
 
-def same_values(texts: Sequence[str] | None, others: Sequence[str] | None) -> bool:
-    """Whether two lists of JSON texts hold the same values; None is no list."""
-    if texts is None or others is None:
-        return texts is others
+def same_values(texts: Sequence[str], others: Sequence[str]) -> bool:
+    """Whether two lists of JSON texts hold the same values."""
     return len(texts) == len(others) and all(
         text == other or jsontext.digest(RawJSON(text)) == jsontext.digest(RawJSON(other))
         for text, other in zip(texts, others, strict=True)

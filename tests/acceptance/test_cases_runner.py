@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
@@ -32,12 +32,6 @@ async def working(store: AsyncStore, *agents: Agent) -> AsyncIterator[None]:
     finally:
         worker.stop()
         await task
-
-
-@pytest.fixture
-def observer(dsn: str) -> Iterator[Observer]:
-    with Observer(dsn) as opened:
-        yield opened
 
 
 def agent(server: ModelServer, *tools: Tool, **settings: Any) -> Agent:

@@ -42,12 +42,6 @@ def model() -> Iterator[Model]:
         server.stop()
 
 
-@pytest.fixture
-def observer(dsn: str) -> Iterator[Observer]:
-    with Observer(dsn) as opened:
-        yield opened
-
-
 def agent(server: ModelServer, *tools: Tool, **settings: Any) -> Agent:
     return Agent("support", model="scripted", base_url=server.base_url, tools=tools, **settings)
 

@@ -8,12 +8,14 @@ import logging
 import pytest
 
 import turnkeep
-from tests.acceptance.test_runner import Model, agent, ask, calls, drain, model, observer, working
+from tests.acceptance.test_runner import Model, agent, ask, calls, drain, model, working
 from tests.observing import Observer, until
 from turnkeep import AsyncStore, ToolContext, tool
 from turnkeep.testing import Reply
 
-__all__ = ["model", "observer"]  # fixtures
+__all__ = [
+    "model",
+]  # fixtures
 
 
 def complaints(caplog: pytest.LogCaptureFixture) -> list[str]:

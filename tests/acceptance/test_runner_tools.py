@@ -18,7 +18,6 @@ from tests.acceptance.test_runner import (
     calls,
     drain,
     model,
-    observer,
     results,
     working,
 )
@@ -27,7 +26,7 @@ from turnkeep import AsyncStore, ToolContext, tool
 from turnkeep.runner import Tool
 from turnkeep.testing import Exchange, ModelServer, Reply, ToolCall
 
-__all__ = ["model", "observer"]
+__all__ = ["model"]
 
 Body = Callable[[ToolContext], Awaitable[Any]]
 

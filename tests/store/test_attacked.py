@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
@@ -15,15 +14,10 @@ import pytest
 import turnkeep
 from tests.observing import Observer, gate, until
 from turnkeep import AsyncStore, RawJSON
+from turnkeep.store._inbox import waiting
 
 USER = {"role": "user", "content": "go"}
 ANSWER = {"role": "assistant", "content": "gone"}
-
-
-@pytest.fixture
-def observer(dsn: str) -> Iterator[Observer]:
-    with Observer(dsn) as opened:
-        yield opened
 
 
 async def talk(store: AsyncStore, name: str) -> turnkeep.AsyncBranch:
@@ -50,6 +44,30 @@ async def test_what_is_made_while_an_erasure_is_at_it_is_whole_or_gone(
     assert observer.traces([branch.conversation_id]) == {}
     with pytest.raises(turnkeep.NotFoundError):
         await branch.save([ANSWER])
+
+
+async def test_what_is_made_while_an_end_looks_for_it_is_ended_whole_or_not_at_all(
+    dsn: str, store: AsyncStore, observer: Observer
+) -> None:
+    with gate(dsn, "turnkeep.branch", "UPDATE"):
+        end = asyncio.ensure_future(store.end("c"))  # it has found no branch
+        await until(
+            lambda: end.done() or observer.rows("SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"),
+            "the end",
+        )
+        await store.conversation("c")
+    await asyncio.gather(end, return_exceptions=True)
+    ended = (await store.describe("c")).ended_at is not None
+    assert [one.status for one in await store.branches("c")] == ["ended" if ended else "idle"]
+
+
+async def test_a_request_that_waits_is_told_with_its_time_in_utc(store: AsyncStore, dsn: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(f"ALTER DATABASE \"{connection.info.dbname}\" SET timezone = 'Asia/Kolkata'".encode())
+    async with turnkeep.open(dsn) as opened:
+        posted = await opened.post("c", "hello", agent_id="a")
+        ((received,),) = [(one.received_at,) for one in await waiting(opened, posted.conversation_id, 0)]
+    assert received.utcoffset() == timedelta(0)
 
 
 @pytest.mark.parametrize("default", ["repeatable read", "serializable"])

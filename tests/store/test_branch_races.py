@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from tests.observing import Observer, branches_held, conversation_held, gate, transaction, until
+from tests.observing import Observer, branches_held, conversation_held, gate, in_order, transaction, until
 from turnkeep import (
     AsyncBranch,
     AsyncStore,
@@ -27,27 +27,11 @@ USER = {"role": "user", "content": "weather?"}
 CALL = {"id": "call_1", "name": "weather"}
 
 
-@pytest.fixture
-def observer(dsn: str) -> Iterator[Observer]:
-    with Observer(dsn) as opened:
-        yield opened
-
-
 async def begun(store: AsyncStore) -> AsyncBranch:
     branch = await store.conversation("c", agent_id="support")
     await branch.begin_turn(USER)
     await branch.save([{"role": "assistant"}])
     return branch
-
-
-async def in_order(observer: Observer, held: Any, *calls: Awaitable[Any]) -> list[Any]:
-    """Run calls that wait for a lock, one behind the other, and give what they come to."""
-    tasks = []
-    with held:
-        for count, call in enumerate(calls, 1):
-            tasks.append(asyncio.ensure_future(call))
-            await observer.see_waiting(count)
-    return await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def kinds(outcomes: list[Any]) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,12 +14,6 @@ from tests.store.conftest import OpenStore
 
 USER = {"role": "user", "content": "weather?"}
 STEP = {"role": "assistant", "content": "let me see"}
-
-
-@pytest.fixture
-def observer(dsn: str) -> Iterator[Observer]:
-    with Observer(dsn) as opened:
-        yield opened
 
 
 async def open_turn(store: turnkeep.AsyncStore, name: str = "c") -> turnkeep.AsyncBranch:

@@ -10,7 +10,7 @@ import sys
 import uuid
 from asyncio import StreamReader, StreamWriter
 from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -35,12 +35,6 @@ async def main():
         await branch.save([{"role": "assistant"}], write_id=uuid.UUID(sys.argv[2]))
 asyncio.run(main())
 """
-
-
-@pytest.fixture
-def observer(dsn: str) -> Iterator[Observer]:
-    with Observer(dsn) as opened:
-        yield opened
 
 
 class Proxy:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -12,18 +12,12 @@ from typing import Any
 import pytest
 
 import turnkeep
-from tests.observing import Observer, branches_held, conversation_held, gate, until
+from tests.observing import Observer, branches_held, conversation_held, gate, in_order, until
 from turnkeep import AsyncBranch, AsyncStore, Conversation, Erased, Lease, NotFoundError, Posted, Saved
 
 CANARY = "canary-4711"
 CALL = {"id": CANARY, "name": CANARY}
 SAID = {"role": "user", "content": CANARY}
-
-
-@pytest.fixture
-def observer(dsn: str) -> Iterator[Observer]:
-    with Observer(dsn) as opened:
-        yield opened
 
 
 @dataclass
@@ -84,16 +78,6 @@ def contested(dsn: str, scene: Scene, name: str) -> AbstractContextManager[None]
     if name in DESCRIBERS:
         return conversation_held(dsn, scene.main.conversation_id)
     return branches_held(dsn, scene.main.conversation_id, 1 if name in SIDE else 0)
-
-
-async def in_order(observer: Observer, held: Any, *calls: Awaitable[Any]) -> list[Any]:
-    """Run calls that wait for a lock, one behind the other, and give what they come to."""
-    tasks = []
-    with held:
-        for count, call in enumerate(calls, 1):
-            tasks.append(asyncio.ensure_future(call))
-            await observer.see_waiting(count)
-    return await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @pytest.mark.parametrize("name", RIVALS)

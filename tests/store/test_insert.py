@@ -50,12 +50,6 @@ def connection(dsn: str) -> Iterator[Connection]:
         yield opened
 
 
-@pytest.fixture
-def observer(dsn: str) -> Iterator[Observer]:
-    with Observer(dsn) as opened:
-        yield opened
-
-
 def insert(connection: Connection, turn: int, messages: Any = None, returning: Any = RETURNED, **columns: Any) -> Any:
     """Insert a row and give what it says is stored."""
     row = {"conversation_id": ID, "turn_index": turn, "messages": messages, **columns}

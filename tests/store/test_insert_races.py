@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -23,12 +22,6 @@ INSERT = (
     "INSERT INTO turnkeep.agent_checkpoints (conversation_id, turn_index, messages) VALUES (%s, %s, %s)"
     " RETURNING id, sub_step"
 )
-
-
-@pytest.fixture
-def observer(dsn: str) -> Iterator[Observer]:
-    with Observer(dsn) as opened:
-        yield opened
 
 
 def insert(dsn: str, turn: int, messages: list[Any]) -> Any:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -49,12 +49,6 @@ async def loops(dsn: str) -> AsyncIterator[Stores]:
 async def threads(dsn: str) -> AsyncIterator[Stores]:
     async with open_in_threads(dsn) as one, open_in_threads(dsn) as other:
         yield one, other
-
-
-@pytest.fixture
-def observer(dsn: str) -> Iterator[Observer]:
-    with Observer(dsn) as opened:
-        yield opened
 
 
 async def run(moves: list[tuple[str, int]], stores: Stores, observer: Observer) -> None:

@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
@@ -24,12 +24,6 @@ CALLS = [{"id": "call_1", "name": "weather"}, {"id": "call_2", "name": "news"}]
 ASKED = {"role": "assistant", "content": None}
 
 Advance = Callable[[timedelta], None]
-
-
-@pytest.fixture
-def observer(dsn: str) -> Iterator[Observer]:
-    with Observer(dsn) as opened:
-        yield opened
 
 
 async def open_turn(store: turnkeep.AsyncStore, name: str = "c") -> turnkeep.AsyncBranch:

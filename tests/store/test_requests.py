@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 
 import psycopg
@@ -16,12 +16,6 @@ from turnkeep import AsyncBranch, AsyncStore
 
 Advance = Callable[[timedelta], None]
 ANSWER = {"role": "assistant", "content": "done"}
-
-
-@pytest.fixture
-def observer(dsn: str) -> Iterator[Observer]:
-    with Observer(dsn) as opened:
-        yield opened
 
 
 async def claimed(store: AsyncStore, seconds: float = 15.0) -> AsyncBranch:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Iterator
 
 import psycopg
-import pytest
 
 import turnkeep
 from tests.observing import Observer
@@ -36,12 +34,6 @@ BEGIN
     END LOOP;
 END $$
 """
-
-
-@pytest.fixture
-def observer(dsn: str) -> Iterator[Observer]:
-    with Observer(dsn) as opened:
-        yield opened
 
 
 def buffers_of_a_save(dsn: str, own: uuid.UUID, turn: int) -> int:

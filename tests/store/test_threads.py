@@ -28,12 +28,6 @@ INTERRUPTED = Path(__file__).with_name("interrupted.py")
 
 
 @pytest.fixture
-def observer(dsn: str) -> Iterator[Observer]:
-    with Observer(dsn) as opened:
-        yield opened
-
-
-@pytest.fixture
 def threads() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(32) as opened:
         yield opened

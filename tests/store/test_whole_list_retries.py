@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,12 +15,6 @@ from turnkeep import AsyncStore
 LIST = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]
 CALL = {"id": "call_1", "name": "look"}
 RESULT = {"tool_call_id": "call_1", "content": "seen"}
-
-
-@pytest.fixture
-def observer(dsn: str) -> Iterator[Observer]:
-    with Observer(dsn) as opened:
-        yield opened
 
 
 @pytest.mark.parametrize(

@@ -312,3 +312,21 @@ async def test_exact_texts_are_kept_where_values_are_the_same(store: AsyncStore,
     await again.save_all([*map(RawJSON, texts[:2]), {"spaced": 1.5}, message("new")])
     assert (await store.restore("c")).message_texts[:3] == tuple(texts)
     assert stored(dsn) == 4
+
+
+@pytest.mark.parametrize(
+    "parts", [[0, 4], [2, 1], [1, 1], [-1, 2], [], [0, 3], [-1, 1, -1, 1], [-2, 1, -1, 1], [0, 1, -1], [-1, 0, -1, 1]]
+)
+async def test_no_language_can_save_parts_that_are_not_there(store: AsyncStore, dsn: str, parts: list[int]) -> None:
+    branch = await store.conversation("c")
+    await branch.save_all([message(number) for number in range(3)])
+    call = (
+        "SELECT outcome FROM turnkeep.save_v1(%s, 0, 0, 0, 0, 0, gen_random_uuid(), false, 'step', NULL, 1,"
+        " '{\"new\": 1}', p_parts => %s::int[])"
+    )
+    with psycopg.connect(dsn) as connection:
+        with pytest.raises(psycopg.errors.InvalidParameterValue), connection.transaction():
+            connection.execute(call, (branch.conversation_id, parts))
+        assert connection.execute(call, (branch.conversation_id, [2, 3, -1, 1, 0, 1])).fetchone() == ("saved",)
+    assert (await store.restore("c")).messages == [message(2), {"new": 1}, message(0)]
+    assert stored(dsn) == 4

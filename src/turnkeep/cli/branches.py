@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Annotated
+from uuid import UUID
 
 import typer
 
@@ -15,7 +16,7 @@ from turnkeep.cli.text import one_line
 from turnkeep.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from turnkeep.store import AsyncBranch
+    from turnkeep.store import AsyncBranch, AsyncStore
 
 app = typer.Typer(help="Delete a branch of a conversation.", no_args_is_help=False)
 
@@ -70,11 +71,9 @@ def switch(options: Options, reference: BranchArgument) -> None:
 
     async def run() -> tuple[str, int]:
         async with opened(options) as store:
-            found = await find_branch(store, reference)
-            if found.branch is None:
-                raise InvalidInputError(f"{reference!r} names no branch: write it as ID:branch")
-            await store.switch(found.conversation, found.branch)
-            about = await store.describe(found.conversation)
+            conversation, branch = await _branch(store, reference)
+            await store.switch(conversation, branch)
+            about = await store.describe(conversation)
             return about.external_id, about.current_branch
 
     external_id, branch = asyncio.run(run())
@@ -94,13 +93,18 @@ def delete(options: Options, reference: BranchArgument) -> None:
 
     async def run() -> bool:
         async with opened(options) as store:
-            found = await find_branch(store, reference)
-            if found.branch is None:
-                raise InvalidInputError(f"{reference!r} names no branch: write it as ID:branch")
-            return await store.delete_branch(found.conversation, found.branch)
+            return await store.delete_branch(*await _branch(store, reference))
 
     deleted = asyncio.run(run())
     if options.json:
         options.output.record({"deleted": deleted})
     elif not options.quiet:
         options.output.text("Deleted." if deleted else "It was deleted before.")
+
+
+async def _branch(store: AsyncStore, reference: str) -> tuple[UUID, int | str]:
+    """The conversation and the branch that a reference names."""
+    found = await find_branch(store, reference)
+    if found.branch is None:
+        raise InvalidInputError(f"{reference!r} names no branch: write it as ID:branch")
+    return found.conversation, found.branch

@@ -117,8 +117,8 @@ class AsyncConversations(AsyncOpened):
         `title` has at most 1,000 characters (None: no title). `tags` are up to 100 texts, and replace those there were.
         `metadata` is a JSON object of at most 64 KiB that is merged into the one there is: each key takes
         the place of the one of that name, and null removes it, so that two writers of different keys don't undo each
-        other. With the `version` that was seen last, nothing is changed if somebody else was faster
-        (`ConflictError`). Needs no lease.
+        other; all of them may take 128 KiB. With the `version` that was seen last, nothing is changed if somebody else
+        was faster (`ConflictError`). Needs no lease.
         """
         changes = _details.changes(title, tags, metadata)
         if version is not None and (isinstance(version, bool) or not isinstance(version, int)):
@@ -151,6 +151,8 @@ class AsyncConversations(AsyncOpened):
                 f"conversation {str(conversation)!r}, branch {branch}: {owner} is running it, under a lease until "
                 f"{until:%H:%M:%S.%f %Z}; nothing was ended"
             )
+        if outcome == "not_found":
+            raise no_conversation(conversation)
         return await self.describe(conversation)
 
     async def reopen(self, conversation: Id) -> Conversation:

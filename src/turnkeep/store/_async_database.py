@@ -131,20 +131,20 @@ class AsyncDatabase:
 
         async def run(connection: waiting.Connection) -> list[tuple[Any, ...]]:
             if not read_committed:
-                return await self.rows(connection, name, parameters or {})
+                return await self.rows(connection, self._statements[name], parameters or {})
             await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
             async with connection.transaction():
-                return await self.rows(connection, name, parameters or {})
+                return await self.rows(connection, self._statements[name], parameters or {})
 
         return await self.attempt(run)
 
     async def rows(
-        self, connection: AsyncConnection[Any], name: str, parameters: Mapping[str, Any]
+        self, connection: AsyncConnection[Any], statement: bytes, parameters: Mapping[str, Any]
     ) -> list[tuple[Any, ...]]:
-        """Run the statement of that name once, on this connection, and give its rows. Their times are in UTC."""
+        """Run a statement once, on this connection, and give its rows. Their times are in UTC."""
         cursor = connection.cursor(binary=True)
         cursor.adapters.register_loader(TIMESTAMPTZ, UtcLoader)
-        await cursor.execute(self._statements[name], parameters)
+        await cursor.execute(statement, parameters)
         return await cursor.fetchall()
 
     @waiting.undisturbed

@@ -167,7 +167,7 @@ class AsyncTransaction:
         """Run the save's statement, and commit if it was done."""
         try:
             connection = self._tidied(self.connection)
-            rows = await self._database.rows(connection, name, parameters)
+            rows = await self._database.rows(connection, self._database.statement(name), parameters)
         except psycopg.Error as error:
             raise translated(error, self._database.schema) from error
         if rows[0][0] == "saved":

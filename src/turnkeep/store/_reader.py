@@ -25,7 +25,6 @@ class Reader:
         statement = self._statements[name]
 
         async def run(connection: Connection) -> list[tuple[Any, ...]]:
-            cursor = await connection.execute(statement, parameters or {}, binary=True)
-            return await cursor.fetchall()
+            return await self._database.rows(connection, statement, parameters or {})
 
         return await self._database.attempt(run)

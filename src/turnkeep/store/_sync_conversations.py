@@ -118,8 +118,8 @@ class Conversations(Opened):
         `title` has at most 1,000 characters (None: no title). `tags` are up to 100 texts, and replace those there were.
         `metadata` is a JSON object of at most 64 KiB that is merged into the one there is: each key takes
         the place of the one of that name, and null removes it, so that two writers of different keys don't undo each
-        other. With the `version` that was seen last, nothing is changed if somebody else was faster
-        (`ConflictError`). Needs no lease.
+        other; all of them may take 128 KiB. With the `version` that was seen last, nothing is changed if somebody else
+        was faster (`ConflictError`). Needs no lease.
         """
         changes = _details.changes(title, tags, metadata)
         if version is not None and (isinstance(version, bool) or not isinstance(version, int)):
@@ -150,6 +150,8 @@ class Conversations(Opened):
                 f"conversation {str(conversation)!r}, branch {branch}: {owner} is running it, under a lease until "
                 f"{until:%H:%M:%S.%f %Z}; nothing was ended"
             )
+        if outcome == "not_found":
+            raise no_conversation(conversation)
         return self.describe(conversation)
 
     def reopen(self, conversation: Id) -> Conversation:

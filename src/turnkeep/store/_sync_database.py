@@ -132,18 +132,20 @@ class Database:
 
         def run(connection: waiting.Connection) -> list[tuple[Any, ...]]:
             if not read_committed:
-                return self.rows(connection, name, parameters or {})
+                return self.rows(connection, self._statements[name], parameters or {})
             connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
             with connection.transaction():
-                return self.rows(connection, name, parameters or {})
+                return self.rows(connection, self._statements[name], parameters or {})
 
         return self.attempt(run)
 
-    def rows(self, connection: Connection[Any], name: str, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-        """Run the statement of that name once, on this connection, and give its rows. Their times are in UTC."""
+    def rows(
+        self, connection: Connection[Any], statement: bytes, parameters: Mapping[str, Any]
+    ) -> list[tuple[Any, ...]]:
+        """Run a statement once, on this connection, and give its rows. Their times are in UTC."""
         cursor = connection.cursor(binary=True)
         cursor.adapters.register_loader(TIMESTAMPTZ, UtcLoader)
-        cursor.execute(self._statements[name], parameters)
+        cursor.execute(statement, parameters)
         return cursor.fetchall()
 
     @waiting.undisturbed

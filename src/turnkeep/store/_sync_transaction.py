@@ -168,7 +168,7 @@ class Transaction:
         """Run the save's statement, and commit if it was done."""
         try:
             connection = self._tidied(self.connection)
-            rows = self._database.rows(connection, name, parameters)
+            rows = self._database.rows(connection, self._database.statement(name), parameters)
         except psycopg.Error as error:
             raise translated(error, self._database.schema) from error
         if rows[0][0] == "saved":

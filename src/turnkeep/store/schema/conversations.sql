@@ -88,6 +88,10 @@ BEGIN
         EXIT WHEN v_rows = v_locked;
         v_locked := v_rows;
     END LOOP;
+    IF v_locked = 0 THEN  -- also where one is just being made: its branch would be left out
+        outcome := 'not_found';
+        RETURN;
+    END IF;
     SELECT 'lease_held', b.branch, b.lease_owner, b.lease_until
     INTO end_v1.outcome, end_v1.branch, end_v1.lease_owner, end_v1.lease_until
     FROM {schema}.branch AS b WHERE b.conversation_id = p_conversation AND b.lease_until > v_now
@@ -102,7 +106,7 @@ BEGIN
     WHERE b.conversation_id = p_conversation AND b.status <> 'ended';
     UPDATE {schema}.conversation AS v SET ended_at = coalesce(v.ended_at, v_now)
     WHERE v.conversation_id = p_conversation;
-    outcome := CASE WHEN FOUND THEN 'ended' ELSE 'not_found' END;
+    outcome := 'ended';
 END $$;
 
 -- Takes an end back: each branch is as it was before. One whose worker had died waits for another. A fork that

@@ -55,7 +55,7 @@ DECLARE
     v_one jsonb := {schema}.shown(p_one);
 BEGIN
     RETURN p_one::text IS NOT DISTINCT FROM p_other::text
-        OR v_one::text = {schema}.shown(p_other)::text
+        OR coalesce(v_one::text = {schema}.shown(p_other)::text, false)
             AND v_one::text NOT LIKE '%"turnkeep_unrepresentable"%';
 END $$;
 
