@@ -26,9 +26,10 @@ ALLOWED = {
     "embedded": {"errors"},
     "store": PURE | {"embedded"},
     "runner": PURE | {"store"},
+    "search": PURE | {"store"},
     "testing": PURE | {"embedded", "store", "runner"},
     "demo": PURE | {"embedded", "store", "runner", "testing"},
-    "cli": PURE | {"embedded", "store", "runner", "demo"},
+    "cli": PURE | {"embedded", "store", "runner", "search", "demo"},
     "__main__": {"cli"},
     "__init__": PURE | {"store", "runner"},
 }
