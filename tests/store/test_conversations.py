@@ -323,7 +323,8 @@ async def test_a_branch_that_others_build_on_is_kept_whole(store: AsyncStore, ds
     assert not await store.delete_branch("c", 1)
     with pytest.raises(turnkeep.NotFoundError):
         await store.delete_branch("c", 9)
-    assert tables(dsn) == {"conversation": 1, "branch": 1, "checkpoint": 2, "message": 2, "request": 0, "document": 1}
+    left = {name: rows for name, rows in tables(dsn).items() if rows}
+    assert left == {"conversation": 1, "branch": 1, "checkpoint": 2, "message": 2, "document": 1}
     assert (await store.fork("c")).branch == 3  # numbers are never used again
 
 
