@@ -145,20 +145,21 @@ CREATE TRIGGER no_space BEFORE INSERT ON turnkeep.message FOR EACH STATEMENT EXE
 """
 
 
-async def test_disk_full_is_told_and_writes_nothing_and_is_over_when_there_is_room(store: AsyncStore, dsn: str) -> None:
-    branch = await store.conversation("c")
-    await branch.begin_turn(USER)
-    with Observer(dsn) as observer, psycopg.connect(dsn, autocommit=True) as connection:
-        before = observer.counts(), observer.heads()
-        connection.execute(FULL)
-        for _ in range(3):
-            with pytest.raises(turnkeep.UnavailableError, match="disk is full; nothing was written"):
-                await branch.save([USER])
-        assert (await store.restore("c")).messages == [USER]
-        assert (observer.counts(), observer.heads()) == before
-        connection.execute("DROP TRIGGER no_space ON turnkeep.message")
-    await branch.save([{"role": "assistant", "content": "kept"}], final=True)
-    assert len((await store.restore("c")).messages) == 2
+async def test_disk_full_is_told_and_writes_nothing_and_is_over_when_there_is_room(dsn: str) -> None:
+    async with turnkeep.open(dsn, timeout=2) as store:
+        branch = await store.conversation("c")
+        await branch.begin_turn(USER)
+        with Observer(dsn) as observer, psycopg.connect(dsn, autocommit=True) as connection:
+            before = observer.counts(), observer.heads()
+            connection.execute(FULL)
+            for _ in range(3):
+                with pytest.raises(turnkeep.UnavailableError, match="disk is full; nothing was written"):
+                    await branch.save([USER])
+            assert (await store.restore("c")).messages == [USER]
+            assert (observer.counts(), observer.heads()) == before
+            connection.execute("DROP TRIGGER no_space ON turnkeep.message")
+        await branch.save([{"role": "assistant", "content": "kept"}], final=True)
+        assert len((await store.restore("c")).messages) == 2
 
 
 async def test_failover_readonly_is_waited_for_until_the_deadline(dsn: str) -> None:
