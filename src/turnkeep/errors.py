@@ -26,6 +26,10 @@ Catch `TurnkeepError` for all of them::
     │   ├── SchemaError            the schema is missing, or of another release
     │   ├── PermissionDeniedError  the role lacks a right
     │   └── CorruptionError        stored rows contradict each other; nothing was guessed
+    ├── EmbeddingError             a vector, or what makes them, is of no use
+    │   ├── EmbeddingUnavailableError  waiting may mend it: `retry_after`, `status`
+    │   ├── EmbeddingRefusedError      the texts will not be taken: `status`
+    │   └── EmbeddingDimensionsError   a vector is longer than the column: `have`, `column`; also an InvalidInputError
     ├── EmbeddedError              the embedded Postgres can't be started, reached or stopped
     ├── ConfigurationError         no database is named, or a setting can't be right
     └── UsageError                 a store used after close, or from another event loop
@@ -165,6 +169,39 @@ class PermissionDeniedError(DatabaseError):
 
 class CorruptionError(DatabaseError):
     """Stored rows contradict each other. Nothing was guessed and nothing was written."""
+
+
+class EmbeddingError(TurnkeepError):
+    """A vector, or what makes them, is of no use."""
+
+
+class EmbeddingUnavailableError(EmbeddingError):
+    """No embeddings can be had at the moment. `retry_after` is in seconds, `status` the HTTP status, where there is one."""
+
+    def __init__(self, message: str, retry_after: float | None = None, status: int | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+        self.status = status
+
+
+class EmbeddingRefusedError(EmbeddingError):
+    """What makes embeddings will not take these texts, however often it is asked."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class EmbeddingDimensionsError(EmbeddingError, InvalidInputError):
+    """A vector has `have` dimensions, more than the `column`."""
+
+    def __init__(self, message: str, have: int = 0, column: int = 0) -> None:
+        super().__init__(message, have, column)
+        self.have = have
+        self.column = column
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class EmbeddedError(TurnkeepError):
