@@ -176,7 +176,7 @@ class EmbeddingError(TurnkeepError):
 
 
 class EmbeddingUnavailableError(EmbeddingError):
-    """No embeddings can be had at the moment. `retry_after` is in seconds, `status` the HTTP status, where there is one."""
+    """No embeddings can be had at the moment. `retry_after` is in seconds, `status` HTTP's, each where there is one."""
 
     def __init__(self, message: str, retry_after: float | None = None, status: int | None = None) -> None:
         super().__init__(message)

@@ -69,6 +69,8 @@ OUTCOMES = {
     "request_waits": "A request waits on the branch.",
     "built_on": "Branches that are named go on from its checkpoints.",
     "not_waiting": "No worker is waited for, or somebody is just at it.",
+    "filled": "The text is kept.",
+    "lost": "The claim does not hold any more, or what it was of is gone.",
     "failed": "Its workers have died five times in a row: it is failed instead.",
 }
 

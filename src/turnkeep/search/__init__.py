@@ -4,11 +4,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from turnkeep.search.documents import FillReport, fill_documents
     from turnkeep.search.provider import Provider
 
-__all__ = ["Provider"]
+__all__ = ["FillReport", "Provider", "fill_documents"]
 
-_LATER = {"Provider": "provider"}
+_LATER = {
+    "FillReport": "documents",
+    "Provider": "provider",
+    "fill_documents": "documents",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from array import array
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from turnkeep.errors import EmbeddingDimensionsError, EmbeddingError
-
-Vector = list[float]
+from turnkeep.errors import EmbeddingError
+from turnkeep.store._vectors import Vector, stored
 
 
 @runtime_checkable
@@ -21,7 +18,7 @@ class Provider(Protocol):
     order; with `query` the texts are what somebody looks for rather than what is looked through, which some models
     tell apart. It raises
 
-    - `EmbeddingUnavailableError` for what waiting may mend: the server is away, busy (`retry_after`), or broken (`status`);
+    - `EmbeddingUnavailableError` for what waiting may mend: the server is away, is busy (`retry_after`) or has failed;
     - `EmbeddingRefusedError` where these texts will not be taken: too long, not text;
     - `ConfigurationError` for what neither mends, such as a wrong key or a model that is not there.
     """
@@ -47,24 +44,3 @@ def checked(vectors: Sequence[Sequence[float]], count: int, dimensions: int | No
     if len(vectors) != count:
         raise EmbeddingError(f"{model}: {len(vectors)} vectors came for {count} texts")
     return [stored(vector, dimensions, f"{model}: vector {index}") for index, vector in enumerate(vectors)]
-
-
-def stored(vector: Sequence[float], dimensions: int | None, name: str) -> Vector:
-    """One vector as it is stored. Raises what `checked` raises."""
-    try:
-        numbers = array("f", vector)
-    except (TypeError, OverflowError) as error:
-        raise EmbeddingError(f"{name}: not a list of numbers: {error}") from None
-    if dimensions is not None and len(numbers) > dimensions:
-        raise EmbeddingDimensionsError(
-            f"{name} has {len(numbers)} dimensions, and the column embedding has {dimensions}: take a model of at most "
-            f"{dimensions}, or give the column more (`turnkeep init --dimensions {len(numbers)}`)",
-            len(numbers),
-            dimensions,
-        )
-    for index, number in enumerate(numbers):
-        if not math.isfinite(number):
-            raise EmbeddingError(f"{name}: number {index} is {vector[index]!r}, which no vector can hold")
-    if not any(numbers):
-        raise EmbeddingError(f"{name}: all its numbers are zero, so that it has no direction")
-    return [*numbers, *([0.0] * ((dimensions or 0) - len(numbers)))]

@@ -20,7 +20,7 @@ from turnkeep.errors import (
     UnknownToolCallError,
 )
 from turnkeep.model import FINAL_PHASE, Checkpoint, Lease, PendingCall, Saved
-from turnkeep.store import _arguments, _rows, _tool_calls, _writes
+from turnkeep.store import _arguments, _rows, _tool_calls, _vectors, _writes
 from turnkeep.store._async_database import AsyncDatabase
 from turnkeep.store._async_head import AsyncHead, Fetch, PreparedSave, opening_id
 from turnkeep.store._async_leases import lease_terms, release_lease, take_lease
@@ -100,6 +100,8 @@ class AsyncBranch(AsyncHead):
         state: object = UNCHANGED,
         final: bool = False,
         write_id: uuid.UUID | None = None,
+        embedding: Sequence[float] | None = None,
+        embedding_model: str | None = None,
     ) -> Saved:
         """Append a sub-step to the open turn. It is durable when this returns (G1).
 
@@ -107,12 +109,17 @@ class AsyncBranch(AsyncHead):
         call: the first one with the same id (in `tool_call_id`, `tool_use_id`, `call_id` or `id`), or the one that
         `answers` names in its place. `state` is any JSON value, `UNCHANGED` the one before. `final` ends the turn,
         after all its calls have been answered (`PendingCallsError`). `write_id` makes a retry of your own harmless,
-        from any process: the same id gives the first outcome (G4), and with other content `KeyReusedError`.
+        from any process: the same id gives the first outcome (G4), and with other content `KeyReusedError`. With
+        `final`, an `embedding` of the turn by `embedding_model` commits with it, padded with zeros to the column's
+        dimensions; without one, a search's worker makes it.
 
-        Raises `UnstorableError` before anything else happens (G3), `ConflictError` if another writer was
-        faster (G2), `LeaseHeldError` or `LeaseLostError` (G5), `TurnNotOpenError`.
+        Raises `UnstorableError`, and `EmbeddingDimensionsError` for a vector longer than the column, before anything
+        else happens (G3), `ConflictError` if another writer was faster (G2), `LeaseHeldError` or `LeaseLostError`
+        (G5), `TurnNotOpenError`.
         """
-        prepared = self.prepared(messages, tool_calls, tool_results, answers, state, final, write_id)
+        prepared = self.prepared(
+            messages, tool_calls, tool_results, answers, state, final, write_id, embedding, embedding_model
+        )
         self._database.check_usable()
         return await self.perform(prepared, self._database.fetch)
 
@@ -126,6 +133,8 @@ class AsyncBranch(AsyncHead):
         state: object = UNCHANGED,
         final: bool = False,
         write_id: uuid.UUID | None = None,
+        embedding: Sequence[float] | None = None,
+        embedding_model: str | None = None,
     ) -> Saved:
         """Save the whole list of messages, and store only what is new in it (G8).
 
@@ -135,7 +144,9 @@ class AsyncBranch(AsyncHead):
         no `write_id` is given, nothing is written, and the head's place is given as `repeated`. All else is as in
         `save`, and so are the errors.
         """
-        prepared = self.prepared(messages, tool_calls, tool_results, answers, state, final, write_id, whole=True)
+        prepared = self.prepared(
+            messages, tool_calls, tool_results, answers, state, final, write_id, embedding, embedding_model, whole=True
+        )
         self._database.check_usable()
         async with self._lock:
             if again := await self._made_before(prepared):
@@ -153,11 +164,16 @@ class AsyncBranch(AsyncHead):
         state: object,
         final: bool,
         write_id: uuid.UUID | None,
+        embedding: Sequence[float] | None,
+        embedding_model: str | None,
         *,
         whole: bool = False,
     ) -> PreparedSave:
         """Encode a save, without any I/O."""
         content = _writes.content(messages, tool_calls, tool_results, state, whole=whole)
+        if embedding is not None or embedding_model is not None:
+            vector, model = _vectors.given(embedding, embedding_model, self._database.dimensions, final=final)
+            content = replace(content, embedding=vector, model=model)
         phase = FINAL_PHASE if final else _phase(content)
         return PreparedSave(content, phase, tuple(_tool_calls.named(tool_results or (), answers)), write_id, whole)
 

@@ -17,6 +17,7 @@ from turnkeep.store import _async_waiting as waiting
 from turnkeep.store._failures import Remedy, parsed, remedy_for, translated
 from turnkeep.store._rows import TIMESTAMPTZ, UtcLoader
 from turnkeep.store._statements import statements
+from turnkeep.store._vectors import EMBEDDING_DIMENSIONS
 
 Result = TypeVar("Result")
 
@@ -69,6 +70,7 @@ class AsyncDatabase:
         self.schema = schema
         self.timeout = timeout
         self.pooled = False
+        self.dimensions = EMBEDDING_DIMENSIONS
         self._statements = statements(schema)
         self._revive = revive
         self._home: object = None

@@ -250,6 +250,8 @@ class AsyncHead:
             "digest": digest,
             "parts": parts,
             "seen": self._seen,
+            "embedding": content.embedding,
+            "model": content.model,
         }
         rows = await (fetch("save_turn", parameters) if whole_turn else fetch("save", parameters))
         ((outcome, branch, turn_index, sub_step, lease_until, waiting),) = rows

@@ -15,6 +15,7 @@ from turnkeep.store import _arguments
 from turnkeep.store._async_database import AsyncDatabase
 from turnkeep.store._async_waiting import in_thread
 from turnkeep.store._details import check_name
+from turnkeep.store._vectors import EMBEDDING_DIMENSIONS
 
 if TYPE_CHECKING:
     from turnkeep.embedded import EmbeddedPostgres
@@ -114,6 +115,11 @@ class AsyncOpened:
         """Whether a connection pooler stands before the server."""
         return self._database.pooled
 
+    @property
+    def dimensions(self) -> int:
+        """How many dimensions a stored embedding has, as the schema was when this store was opened."""
+        return self._database.dimensions
+
     def _uuid(self, conversation: Id) -> uuid.UUID:
         return conversation_uuid(conversation, tenant=self._tenant or "")
 
@@ -128,7 +134,8 @@ class AsyncOpened:
         return int(rows[0][0])
 
     async def _check_revision(self, database: AsyncDatabase) -> None:
-        ((have,),) = await database.fetch("revision")
+        ((have, dimensions),) = await database.fetch("revision", {"schema": self._schema})
+        database.dimensions = dimensions or EMBEDDING_DIMENSIONS
         if have is None or have < REVISION:
             raise SchemaError(
                 f"schema {self._schema!r} is at revision {have or 0}, this release needs {REVISION}: "

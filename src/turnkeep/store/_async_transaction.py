@@ -112,6 +112,8 @@ class AsyncTransaction:
         answers: Sequence[PendingCall] | None = None,
         state: object = UNCHANGED,
         final: bool = False,
+        embedding: Sequence[float] | None = None,
+        embedding_model: str | None = None,
     ) -> Saved:
         """Save as `AsyncBranch.save` does, and commit: both stand when this returns, or neither (G1, G6).
 
@@ -119,7 +121,9 @@ class AsyncTransaction:
         """
         await self.check()
         write_id = uuid.uuid4()
-        prepared = self._branch.prepared(messages, tool_calls, tool_results, answers, state, final, write_id)
+        prepared = self._branch.prepared(
+            messages, tool_calls, tool_results, answers, state, final, write_id, embedding, embedding_model
+        )
         return await self._branch.perform(prepared, self._save)
 
     @waiting.undisturbed

@@ -18,11 +18,11 @@ from turnkeep.errors import ConfigurationError, SchemaError
 from turnkeep.settings import DEFAULT_SCHEMA, check_schema_name
 from turnkeep.store._failures import parsed, translated
 from turnkeep.store._statements import read, render
+from turnkeep.store._vectors import EMBEDDING_DIMENSIONS
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 _Applied = dict[int, tuple[str, str | None]]
 
-EMBEDDING_DIMENSIONS = 768
 _WITHOUT_VECTOR = "real[]"
 _CREATE_VECTOR = b"CREATE EXTENSION IF NOT EXISTS vector SCHEMA public"
 _LOCK_CALL: LiteralString = "pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended({}, 0))"
@@ -31,7 +31,7 @@ _REPEATABLE = tuple(
     f"schema/{part}.sql"
     for part in (
         *("reading", "writing", "leases", "conversations"),
-        *("views", "insert_values", "insert", "comments"),
+        *("views", "documents", "insert_values", "insert", "comments"),
     )
 )
 _FILE = re.compile(r"^(\d{4})_(\w+)\.sql$")

@@ -16,6 +16,7 @@ from turnkeep.store import _arguments
 from turnkeep.store._details import check_name
 from turnkeep.store._sync_database import Database
 from turnkeep.store._sync_waiting import in_thread
+from turnkeep.store._vectors import EMBEDDING_DIMENSIONS
 
 if TYPE_CHECKING:
     from turnkeep.embedded import EmbeddedPostgres
@@ -113,6 +114,11 @@ class Opened:
         """Whether a connection pooler stands before the server."""
         return self._database.pooled
 
+    @property
+    def dimensions(self) -> int:
+        """How many dimensions a stored embedding has, as the schema was when this store was opened."""
+        return self._database.dimensions
+
     def _uuid(self, conversation: Id) -> uuid.UUID:
         return conversation_uuid(conversation, tenant=self._tenant or "")
 
@@ -127,7 +133,8 @@ class Opened:
         return int(rows[0][0])
 
     def _check_revision(self, database: Database) -> None:
-        ((have,),) = database.fetch("revision")
+        ((have, dimensions),) = database.fetch("revision", {"schema": self._schema})
+        database.dimensions = dimensions or EMBEDDING_DIMENSIONS
         if have is None or have < REVISION:
             raise SchemaError(
                 f"schema {self._schema!r} is at revision {have or 0}, this release needs {REVISION}: "

@@ -113,6 +113,8 @@ class Transaction:
         answers: Sequence[PendingCall] | None = None,
         state: object = UNCHANGED,
         final: bool = False,
+        embedding: Sequence[float] | None = None,
+        embedding_model: str | None = None,
     ) -> Saved:
         """Save as `Branch.save` does, and commit: both stand when this returns, or neither (G1, G6).
 
@@ -120,7 +122,9 @@ class Transaction:
         """
         self.check()
         write_id = uuid.uuid4()
-        prepared = self._branch.prepared(messages, tool_calls, tool_results, answers, state, final, write_id)
+        prepared = self._branch.prepared(
+            messages, tool_calls, tool_results, answers, state, final, write_id, embedding, embedding_model
+        )
         return self._branch.perform(prepared, self._save)
 
     @waiting.undisturbed

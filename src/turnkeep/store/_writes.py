@@ -31,12 +31,14 @@ Message = Mapping[str, Any] | RawJSON
 
 @dataclass(frozen=True)
 class Content:
-    """The content of a write as JSON text."""
+    """The content of a write as JSON text, and the embedding of a turn that ends, if its writer has one."""
 
     messages: list[str]
     tool_calls: str | None
     tool_results: str | None
     state: str | None
+    embedding: list[float] | None = None
+    model: str | None = None
 
     @property
     def messages_text(self) -> str | None:

@@ -107,6 +107,7 @@ BEGIN
         ('document', 'error', 'Why the last try failed; a dead letter where next_try_at is null.'),
         ('document', 'created_at', 'When its turn ended; known with the text.'),
         ('document', 'claim', 'Whose work it is at the moment.'),
+        ('document', 'left_out', 'How much of a turn comes after its last chunk, in characters; a message that was not looked at counts by its bytes.'),
         ('document', 'embedding', 'Its embedding: pgvector''s type where that is installed, else an array.'),
 
         ('archive', NULL, 'Conversations put away: branches, messages, checkpoints and requests of each, compressed.'),

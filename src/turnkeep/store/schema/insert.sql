@@ -329,17 +329,21 @@ BEGIN
     RETURN (p_state ->> 'sub_step')::numeric;
 END $$;
 
--- Keeps an embedding with the turn that a row has ended, or compares it with the one that is there.
+-- Keeps an embedding with the turn that a row has ended, or compares it with the one that is there, unless a worker has
+-- put another one in its place. Of which model it is nobody knows: it is compared with no other.
 CREATE OR REPLACE FUNCTION {schema}.insert_embedding(p_stored {schema}.checkpoint, p_embedding text, p_repeated boolean)
 RETURNS void LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF p_embedding IS NULL THEN
         RETURN;
     END IF;
-    UPDATE {schema}.document AS d SET embedding = p_embedding::{vector}
+    UPDATE {schema}.document AS d SET
+        embedding = CASE WHEN p_repeated THEN d.embedding ELSE p_embedding::{vector} END,
+        model = CASE WHEN p_repeated THEN d.model ELSE 'unknown' END
     WHERE d.conversation_id = p_stored.conversation_id AND d.branch = p_stored.branch
         AND d.turn_index = p_stored.turn_index AND d.chunk = 0
-        AND (NOT p_repeated OR d.embedding::text = p_embedding);  -- the type's own = is in a schema we don't look into
+        AND (NOT p_repeated OR d.model <> 'unknown'
+            OR d.embedding::text = p_embedding);  -- the type's own = is in a schema we don't look into
     IF NOT FOUND THEN
         RAISE EXCEPTION 'turn % has ended with another embedding, or none', p_stored.turn_index
             USING ERRCODE = 'TK004', HINT = 'Leave the embedding out to find the row as it is.';

@@ -192,13 +192,13 @@ END $$;
 -- that the caller may have sent p_write_id before. Nothing is written unless outcome is 'saved'. waiting says, at a turn's
 -- end, whether a request waits for the next one. p_parts makes another list than the parent's with the new messages at
 -- its end: see parts_of. p_seen is the write id of the head the caller has seen, if it knows: after a failover that has
--- lost writes, another checkpoint can stand in the same place. What runs at every save is kept short: each expression costs.
+-- lost writes, another checkpoint can stand in the same place. p_embedding is of a turn that ends, by p_model. What runs at every save is kept short: each expression costs.
 CREATE OR REPLACE FUNCTION {schema}.save_v1(
     p_conversation uuid, p_branch int, p_turn int, p_sub_step int, p_token bigint, p_lease_seconds float8,
     p_write_id uuid, p_repeatable boolean, p_phase text, p_agent text, p_count int, p_messages json,
     p_tool_calls json DEFAULT NULL, p_tool_results json DEFAULT NULL, p_answers int[] DEFAULT NULL,
     p_state json DEFAULT NULL, p_key text DEFAULT NULL, p_digest bytea DEFAULT NULL, p_parts int[] DEFAULT NULL,
-    p_seen uuid DEFAULT NULL,
+    p_seen uuid DEFAULT NULL, p_embedding real[] DEFAULT NULL, p_model text DEFAULT NULL,
     OUT outcome text, OUT branch int, OUT turn_index int, OUT sub_step int, OUT lease_until timestamptz,
     OUT waiting boolean
 ) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
@@ -321,8 +321,8 @@ BEGIN
             RAISE EXCEPTION 'the key was taken meanwhile' USING ERRCODE = 'serialization_failure';
         END IF;
     ELSIF p_phase = 'final' THEN
-        INSERT INTO {schema}.document (conversation_id, branch, turn_index, next_try_at)
-        VALUES (p_conversation, p_branch, p_turn, v_now)
+        INSERT INTO {schema}.document (conversation_id, branch, turn_index, next_try_at, embedding, model)
+        VALUES (p_conversation, p_branch, p_turn, v_now, p_embedding::{vector}, p_model)
         ON CONFLICT DO NOTHING;
         waiting := {schema}.request_waits(p_conversation, p_branch);
         IF waiting AND p_token = 0 THEN
@@ -338,6 +338,7 @@ CREATE OR REPLACE FUNCTION {schema}.save_turn_v1(
     p_conversation uuid, p_branch int, p_turn int, p_sub_step int, p_token bigint, p_lease_seconds float8,
     p_first_id uuid, p_write_id uuid, p_agent text, p_count int, p_messages json, p_tool_calls json,
     p_tool_results json, p_answers int[], p_state json, p_parts int[], p_seen uuid,
+    p_embedding real[] DEFAULT NULL, p_model text DEFAULT NULL,
     OUT outcome text, OUT branch int, OUT turn_index int, OUT sub_step int, OUT lease_until timestamptz,
     OUT waiting boolean
 ) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
@@ -350,7 +351,8 @@ BEGIN
     IF v_saved.outcome IN ('saved', 'repeated') THEN
         SELECT s.* INTO v_saved FROM {schema}.save_v1(
             p_conversation, p_branch, v_saved.turn_index, v_saved.sub_step, p_token, p_lease_seconds, p_write_id, false,
-            'final', p_agent, 0, NULL, NULL, p_tool_results, p_answers, NULL, NULL, NULL, NULL, p_first_id) AS s;
+            'final', p_agent, 0, NULL, NULL, p_tool_results, p_answers, NULL, NULL, NULL, NULL, p_first_id, p_embedding,
+            p_model) AS s;
     END IF;
     outcome := v_saved.outcome;
     branch := v_saved.branch;

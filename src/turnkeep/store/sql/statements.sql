@@ -1,22 +1,27 @@
 -- Every statement the store sends, once. "-- name:" starts one; the line after it says what it is for.
 
 -- name: revision
--- The newest numbered migration.
-SELECT pg_catalog.max(m.number) FROM {schema}.migration AS m
+-- The newest numbered migration, and how many dimensions an embedding has: null where pgvector is not installed.
+SELECT pg_catalog.max(m.number), (
+    SELECT nullif(a.atttypmod, -1) FROM pg_catalog.pg_attribute AS a
+    JOIN pg_catalog.pg_class AS c ON c.oid = a.attrelid AND c.relname = 'document'
+    JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace AND n.nspname = %(schema)s
+    WHERE a.attname = 'embedding' AND NOT a.attisdropped)
+FROM {schema}.migration AS m
 
 -- name: save
 -- One sub-step: messages and a checkpoint, or the first outcome of the same write.
 SELECT outcome, branch, turn_index, sub_step, lease_until, waiting
 FROM {schema}.save_v1(%(conversation)s, %(branch)s, %(turn)s, %(sub_step)s, %(token)s, %(lease_seconds)s,
     %(write_id)s, %(repeatable)s, %(phase)s, %(agent)s, %(count)s, %(messages)s, %(tool_calls)s, %(tool_results)s, %(answers)s,
-    %(state)s, %(key)s, %(digest)s, %(parts)s, %(seen)s)
+    %(state)s, %(key)s, %(digest)s, %(parts)s, %(seen)s, %(embedding)s::pg_catalog.float4[], %(model)s)
 
 -- name: save_turn
 -- A whole turn at once: its input and its end, both or none.
 SELECT outcome, branch, turn_index, sub_step, lease_until, waiting
 FROM {schema}.save_turn_v1(%(conversation)s, %(branch)s, %(turn)s, %(sub_step)s, %(token)s, %(lease_seconds)s,
     %(first_id)s, %(write_id)s, %(agent)s, %(count)s, %(messages)s, %(tool_calls)s, %(tool_results)s, %(answers)s, %(state)s,
-    %(parts)s, %(seen)s)
+    %(parts)s, %(seen)s, %(embedding)s::pg_catalog.float4[], %(model)s)
 
 -- name: head
 -- Where a branch stands, for whoever goes on from it without writing.
