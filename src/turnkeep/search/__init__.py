@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from turnkeep.search.documents import FillReport, fill_documents
     from turnkeep.search.provider import Provider
+    from turnkeep.search.worker import EmbedWorker, Progress
 
-__all__ = ["FillReport", "Provider", "fill_documents"]
+__all__ = ["EmbedWorker", "FillReport", "Progress", "Provider", "fill_documents"]
 
 _LATER = {
+    "EmbedWorker": "worker",
     "FillReport": "documents",
+    "Progress": "worker",
     "Provider": "provider",
     "fill_documents": "documents",
 }

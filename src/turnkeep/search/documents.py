@@ -54,6 +54,14 @@ async def fill_documents(
     return FillReport(filled, failed, left)
 
 
+@dataclass(frozen=True)
+class Retries:
+    """How often a document is tried that fails, and the seconds before the second try."""
+
+    most: int = MOST_TRIES
+    first_delay: float = FIRST_DELAY
+
+
 class Filler:
     """Fills documents: claims them, reads their turns, and writes their text."""
 
@@ -63,14 +71,12 @@ class Filler:
         *,
         include: Iterable[Kind] = USUAL,
         model: str | None = None,
-        most_tries: int = MOST_TRIES,
-        first_delay: float = FIRST_DELAY,
+        retries: Retries | None = None,
     ) -> None:
         self._documents = Documents(store)
         self._include = frozenset(include)
         self._model = model
-        self._most_tries = most_tries
-        self._first_delay = first_delay
+        self._retries = retries or Retries()
 
     async def fill(self, limit: int, *, conversation: uuid.UUID | None = None) -> tuple[int, int]:
         """Fill at most `limit` turns. Gives how many were, and how many failed.
@@ -95,7 +101,7 @@ class Filler:
     async def _fill_claimed(self, document: Claimed) -> bool:
         """Fill one turn. False where that has failed: it is tried again, or given up."""
         try:
-            if document.tries >= self._most_tries:
+            if document.tries >= self._retries.most:
                 raise CorruptionError(f"{document.tries} workers have not come to an end with it")
             turn = await self._documents.turn(document, _READ_AT_ONCE)
             text, unread = ("", 0) if turn is None else await self._text(document, turn)
@@ -105,8 +111,8 @@ class Filler:
         except (UnavailableError, SchemaError, PermissionDeniedError):
             raise
         except DatabaseError as error:
-            wait = delay(document.tries, self._first_delay)
-            await self._documents.put_off([Failure(document, str(error), wait)], self._most_tries)
+            wait = delay(document.tries, self._retries.first_delay)
+            await self._documents.put_off([Failure(document, str(error), wait)], self._retries.most)
             return False
         return True
 
