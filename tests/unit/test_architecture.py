@@ -26,7 +26,7 @@ ALLOWED = {
     "embedded": {"errors"},
     "store": PURE | {"embedded"},
     "runner": PURE | {"store"},
-    "search": PURE | {"store"},
+    "search": PURE | {"store", "runner"},
     "testing": PURE | {"embedded", "store", "runner"},
     "demo": PURE | {"embedded", "store", "runner", "testing"},
     "cli": PURE | {"embedded", "store", "runner", "search", "demo"},

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AsyncExitStack, aclosing, suppress
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from turnkeep import jsontext
 from turnkeep.errors import ConfigurationError, InvalidInputError, UnreadableError
 from turnkeep.runner.deltas import ModelUnavailableError, ReplyBuilder
 from turnkeep.runner.effects import AskModel, Json, ModelRefused, ModelReply
+from turnkeep.runner.served import PASSING, TOO_LONG, cause, retry_after, shorten, told
 
 if TYPE_CHECKING:
     from openai import APIStatusError, AsyncAPIResponse
@@ -32,10 +30,7 @@ _INSTALL: Final = "models need the openai package: pip install 'turnkeep[openai]
 _NO_KEY: Final = "none"  # the client wants one, servers of one's own mostly don't
 _CONNECT_SECONDS: Final = 10.0
 _DRAIN_SECONDS: Final = 0.1
-_PASSING: Final = frozenset({408, 409, 425, 429})
-_TOO_LONG: Final = frozenset({"context_length_exceeded", "exceed_context_size_error"})
 _OURS: Final = frozenset({"messages", "tools", "stream", "n"})
-_MAX_REASON_CHARACTERS: Final = 2000
 
 
 class _ConnectionLostError(ModelUnavailableError):
@@ -120,10 +115,10 @@ class ModelClient:
             return _refusal(error)
         except self._broken as error:
             if isinstance(error.__cause__, self._hopeless):
-                return ModelRefused(f"the request can't be sent: {_cause(error)}")
-            raise ModelUnavailableError(f"{self._client.base_url} can't be reached: {_cause(error)}") from error
+                return ModelRefused(f"the request can't be sent: {cause(error)}")
+            raise ModelUnavailableError(f"{self._client.base_url} can't be reached: {cause(error)}") from error
         except (TypeError, ValueError, RecursionError) as error:
-            return ModelRefused(f"the request can't be sent: {_cause(error)}")
+            return ModelRefused(f"the request can't be sent: {cause(error)}")
 
     def _request(self, body: Json) -> Any:
         # As `messages`, they would be walked through for types that they don't contain: 0.2 ms each.
@@ -173,7 +168,7 @@ class ModelClient:
             for event in parser.feed(b"\n\n"):
                 yield event
         except self._broken as error:
-            raise _ConnectionLostError(f"the connection to {self._client.base_url} broke: {_cause(error)}") from error
+            raise _ConnectionLostError(f"the connection to {self._client.base_url} broke: {cause(error)}") from error
         except UnicodeDecodeError as error:
             raise ModelUnavailableError(f"the reply is no UTF-8: {error}") from error
 
@@ -210,7 +205,7 @@ def _parse(data: str) -> Json:
     except UnreadableError as error:
         raise ModelUnavailableError(f"the stream is broken: {error}") from None
     if not isinstance(chunk, dict):
-        raise ModelUnavailableError(f"the stream is broken: a chunk is no object: {_shorten(data)}")
+        raise ModelUnavailableError(f"the stream is broken: a chunk is no object: {shorten(data)}")
     return chunk
 
 
@@ -222,11 +217,11 @@ def _encodable(body: Json) -> Json:
 
 def _refusal(error: APIStatusError) -> ModelRefused:
     """A refusal for good. Raises `ModelUnavailableError` where it isn't."""
-    told, kinds = _told(error.body)
+    reason, kinds = told(error.body)
     status = error.status_code
-    message = f"HTTP {status}: {told}" if told else f"HTTP {status}"
-    if (status >= 500 or status in _PASSING) and not kinds & _TOO_LONG:
-        raise ModelUnavailableError(message, _retry_after(error.response.headers), status) from None
+    message = f"HTTP {status}: {reason}" if reason else f"HTTP {status}"
+    if (status >= 500 or status in PASSING) and not kinds & TOO_LONG:
+        raise ModelUnavailableError(message, retry_after(error.response.headers), status) from None
     return ModelRefused(message, status)
 
 
@@ -235,41 +230,7 @@ def _refusal_in_stream(event: str, chunk: Json) -> ModelRefused | None:
     error = chunk.get("error") or (chunk if event == "error" or chunk.get("object") == "error" else None)
     if not error:
         return None
-    told, kinds = _told(error)
-    if kinds & _TOO_LONG:
-        return ModelRefused(told)
-    raise ModelUnavailableError(f"the model server reports an error: {told}")
-
-
-def _told(error: object) -> tuple[str, set[str]]:
-    """An error's message and its kinds, out of the shapes that servers give them."""
-    if isinstance(error, Mapping) and isinstance(error.get("error"), Mapping | str):
-        error = error["error"]
-    if not isinstance(error, Mapping):
-        return _shorten("" if error is None else str(error)), set()
-    message = error.get("message") or error.get("detail") or dict(error)
-    kinds = {kind for kind in (error.get("code"), error.get("type")) if isinstance(kind, str)}
-    return _shorten(message if isinstance(message, str) else repr(message)), kinds
-
-
-def _retry_after(headers: Mapping[str, str]) -> float | None:
-    text = headers.get("retry-after-ms") or headers.get("retry-after", "")
-    try:
-        seconds = float(text) / (1000 if headers.get("retry-after-ms") else 1)
-    except ValueError:
-        try:
-            # The server's own clock tells how long it is until then.
-            now = parsedate_to_datetime(headers["date"]) if "date" in headers else datetime.now(UTC)
-            seconds = (parsedate_to_datetime(text) - now).total_seconds()
-        except (ValueError, TypeError):
-            return None
-    return seconds if math.isfinite(seconds) and seconds >= 0 else None
-
-
-def _cause(error: BaseException) -> str:
-    origin = error.__cause__ or error
-    return _shorten(f"{type(origin).__name__}: {origin}".removesuffix(": "))
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= _MAX_REASON_CHARACTERS else text[: _MAX_REASON_CHARACTERS - 1] + "…"
+    reason, kinds = told(error)
+    if kinds & TOO_LONG:
+        return ModelRefused(reason)
+    raise ModelUnavailableError(f"the model server reports an error: {reason}")

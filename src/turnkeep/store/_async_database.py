@@ -141,12 +141,20 @@ class AsyncDatabase:
         return await self.attempt(run)
 
     async def rows(
-        self, connection: AsyncConnection[Any], statement: bytes, parameters: Mapping[str, Any]
+        self,
+        connection: AsyncConnection[Any],
+        statement: bytes,
+        parameters: Mapping[str, Any],
+        *,
+        prepare: bool | None = None,
     ) -> list[tuple[Any, ...]]:
-        """Run a statement once, on this connection, and give its rows. Their times are in UTC."""
+        """Run a statement once, on this connection, and give its rows. Their times are in UTC.
+
+        One that is not to be prepared is planned for its parameters each time.
+        """
         cursor = connection.cursor(binary=True)
         cursor.adapters.register_loader(TIMESTAMPTZ, UtcLoader)
-        await cursor.execute(statement, parameters)
+        await cursor.execute(statement, parameters, prepare=prepare)
         return await cursor.fetchall()
 
     @waiting.undisturbed

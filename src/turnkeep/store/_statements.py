@@ -31,10 +31,13 @@ def in_parameterised(schema: str) -> str:
 @cache
 def statements(schema: str, path: str = "sql/statements.sql") -> dict[str, bytes]:
     """Every statement of a file by its name, for one schema."""
+    return {name: render(text, in_parameterised(schema)) for name, text in texts(path).items()}
+
+
+@cache
+def texts(path: str) -> dict[str, str]:
+    """Every statement of a file by its name, as it is written there."""
     text = read(path)
     marks = list(_NAME.finditer(text))
     ends = [mark.start() for mark in marks[1:]] + [len(text)]
-    return {
-        mark.group(1): render(text[mark.end() : end].strip(), in_parameterised(schema))
-        for mark, end in zip(marks, ends, strict=True)
-    }
+    return {mark.group(1): text[mark.end() : end].strip() for mark, end in zip(marks, ends, strict=True)}

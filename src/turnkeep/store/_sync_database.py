@@ -142,12 +142,20 @@ class Database:
         return self.attempt(run)
 
     def rows(
-        self, connection: Connection[Any], statement: bytes, parameters: Mapping[str, Any]
+        self,
+        connection: Connection[Any],
+        statement: bytes,
+        parameters: Mapping[str, Any],
+        *,
+        prepare: bool | None = None,
     ) -> list[tuple[Any, ...]]:
-        """Run a statement once, on this connection, and give its rows. Their times are in UTC."""
+        """Run a statement once, on this connection, and give its rows. Their times are in UTC.
+
+        One that is not to be prepared is planned for its parameters each time.
+        """
         cursor = connection.cursor(binary=True)
         cursor.adapters.register_loader(TIMESTAMPTZ, UtcLoader)
-        cursor.execute(statement, parameters)
+        cursor.execute(statement, parameters, prepare=prepare)
         return cursor.fetchall()
 
     @waiting.undisturbed

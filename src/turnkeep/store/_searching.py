@@ -1,0 +1,234 @@
+"""What a search asks of the database: words, vectors near to one, and what is not indexed yet."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from psycopg import sql
+
+from turnkeep.errors import InvalidInputError
+from turnkeep.store import _details
+from turnkeep.store._async_opened import BranchId, Id, no_conversation
+from turnkeep.store._search_statements import SMALL, Ground, fitting, index_name, rendered
+
+if TYPE_CHECKING:
+    from turnkeep.store import AsyncStore
+    from turnkeep.store._async_waiting import Connection
+
+_MOST_COUNTED = 10_000
+_MORE_CHUNKS = 2  # are read than turns are wanted: a turn may have several of the nearest
+_ROUNDS = 3
+_LEAST_LIST = 100  # hnsw.ef_search, at most 1,000
+_LONGEST_LIST = 1000
+
+
+class Chunk(NamedTuple):
+    """A piece of a turn's text."""
+
+    conversation_id: uuid.UUID
+    branch: int
+    turn_index: int
+    chunk: int
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Which turns a search is about: what none of the conditions excludes."""
+
+    agent: str | None = None
+    tenant: str | None = None
+    conversation: uuid.UUID | None = None
+    other_than: uuid.UUID | None = None
+    tags: list[str] | None = None
+    metadata: str | None = None
+    since: datetime | None = None
+    line_branches: list[int] | None = None
+    line_lasts: list[int] | None = None
+
+    @property
+    def narrow(self) -> bool:
+        """Whether anything but one conversation is excluded."""
+        return any(value is not None for name, value in asdict(self).items() if name != "other_than")
+
+
+@dataclass(frozen=True)
+class NotIndexed:
+    """Numbers of turns that a search could not find yet, each counted up to 10,000.
+
+    `text` are those whose text is not there yet, `embeddings` those without a vector of the model, `dead` those given
+    up, whose reason `document.error` holds.
+    """
+
+    text: int = 0
+    embeddings: int = 0
+    dead: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.text or self.embeddings or self.dead)
+
+
+class Searching:
+    """Runs the statements of a search on an open store. None is prepared: each is planned for its own conditions."""
+
+    def __init__(self, store: AsyncStore) -> None:
+        self._database = store._database
+        self.schema = self._database.schema
+
+    async def ground(self, model: str | None) -> Ground | None:
+        """What there is to compare vectors with; None without pgvector."""
+        rows = await self._fetch("ground", {"index": None if model is None else index_name(model)})
+        return None if not rows else Ground.of_row(rows[0])
+
+    async def words(self, query: str) -> tuple[str, int]:
+        """A query as a tsquery's text, and the number of its nodes: 0 where nothing in it is looked for."""
+        ((words, nodes),) = await self._fetch("words_of_query", {"query": query})
+        return words, nodes
+
+    async def matching(
+        self, words: str, scope: Scope, *, window: int, limit: int
+    ) -> tuple[list[tuple[Chunk, float]], int]:
+        """Turns with these words, the best first, and how many chunks were ranked: `window` where there are more."""
+        rows = await self._fetch("matching_text", {"words": words, "window": window, "limit": limit, **asdict(scope)})
+        return [(Chunk(*row[:4]), row[4]) for row in rows], rows[0][5] if rows else 0
+
+    async def nearest(
+        self, vector: str, model: str, ground: Ground, scope: Scope, *, limit: int, whole: bool = False
+    ) -> tuple[list[tuple[Chunk, float]], bool]:
+        """The turns nearest to a vector, or with `whole` the conversations, and whether all were looked at.
+
+        As many as there are, up to `limit`: where an index comes to its end early, all are looked at.
+        """
+        asked = {"vector": vector, "whole": whole, "limit": limit, "most": SMALL + 1, **asdict(scope)}
+        exact = not ground.indexed
+        if not exact and scope.narrow:
+            ((count,),) = await self._fetch("matching_count", asked, **fitting(model, ground))
+            exact = count <= SMALL
+        if not exact:
+            found = await self._by_index(asked, model, ground)
+            if len(found) >= limit:
+                return found[:limit], False
+        rows = await self._fetch("nearest_exact", asked, **fitting(model, ground))
+        return [(Chunk(*row[:4]), row[4]) for row in rows], True
+
+    async def _by_index(self, asked: Mapping[str, Any], model: str, ground: Ground) -> list[tuple[Chunk, float]]:
+        nearest = self._statement("nearest_indexed", **fitting(model, ground, indexed=True))
+        settings = self._statement("settings_of_index")
+
+        async def run(connection: Connection) -> list[tuple[Chunk, float]]:
+            wanted = max(asked["limit"] * _MORE_CHUNKS, _LEAST_LIST)
+            length = str(min(wanted, _LONGEST_LIST))
+            best: dict[object, tuple[Chunk, float]] = {}
+            # A transaction's own settings: behind a pooler no other client ever sees them (G10).
+            async with connection.transaction():
+                await self._rows(connection, settings, {"length": length, "iterates": ground.iterates})
+                for _ in range(_ROUNDS):
+                    rows = await self._rows(connection, nearest, {**asked, "rows": wanted})
+                    for row in rows:
+                        best.setdefault(row[0] if asked["whole"] else row[:3], (Chunk(*row[:4]), row[4]))
+                    if len(best) >= asked["limit"] or len(rows) < wanted:
+                        break
+                    wanted *= 4
+            return [*best.values()]
+
+        return await self._database.attempt(run)
+
+    async def middle(self, conversation: uuid.UUID, model: str, ground: Ground) -> str | None:
+        """The mean of a conversation's vectors, as pgvector writes it; None where it has none of the model."""
+        ((middle,),) = await self._fetch("middle_of", {"conversation": conversation}, **fitting(model, ground))
+        return None if middle is None else str(middle)
+
+    async def details(self, chunks: Sequence[Chunk]) -> list[tuple[Any, ...]]:
+        """What is to be said of chunks: their ordinal (from 1) first. What has been erased meanwhile is missing."""
+        return await self._fetch(
+            "hits",
+            {
+                "conversations": [chunk.conversation_id for chunk in chunks],
+                "branches": [chunk.branch for chunk in chunks],
+                "turns": [chunk.turn_index for chunk in chunks],
+                "chunks": [chunk.chunk for chunk in chunks],
+            },
+        )
+
+    async def not_indexed(self, model: str | None, scope: Scope) -> NotIndexed:
+        """What a search within this scope can't find yet."""
+        ((*counts,),) = await self._fetch("not_indexed", {"model": model, "most": _MOST_COUNTED, **asdict(scope)})
+        return NotIndexed(*counts)
+
+    async def moment(self, ago: timedelta) -> datetime:
+        """The time that was so long ago, by the database's clock."""
+        ((moment,),) = await self._fetch("moment", {"ago": ago})
+        assert isinstance(moment, datetime)
+        return moment
+
+    async def line(self, conversation: uuid.UUID, branch: int | None) -> tuple[list[int], list[int]]:
+        """The branches whose turns a branch has, and the last turn it has of each."""
+        rows = await self._fetch("line_of_branch", {"conversation": conversation, "branch": branch})
+        return [row[0] for row in rows], [row[1] for row in rows]
+
+    async def _fetch(self, name: str, parameters: Mapping[str, Any], **pieces: sql.Composable) -> list[tuple[Any, ...]]:
+        statement = self._statement(name, **pieces)
+
+        async def run(connection: Connection) -> list[tuple[Any, ...]]:
+            return await self._rows(connection, statement, parameters)
+
+        return await self._database.attempt(run)
+
+    def _statement(self, name: str, **pieces: sql.Composable) -> bytes:
+        return rendered(name, self.schema, **pieces)
+
+    async def _rows(
+        self, connection: Connection, statement: bytes, parameters: Mapping[str, Any]
+    ) -> list[tuple[Any, ...]]:
+        return await self._database.rows(connection, statement, parameters, prepare=False)
+
+
+async def scope_of(
+    store: AsyncStore,
+    *,
+    agent: str | None,
+    since: datetime | timedelta | None,
+    conversation: Id | None = None,
+    branch: BranchId | None = None,
+    metadata: Mapping[str, Any] | None,
+    tags: Sequence[str] | None,
+) -> Scope:
+    """What a search is about, checked; a branch looked up."""
+    if branch is not None and conversation is None:
+        raise InvalidInputError("branch: name the conversation as well")
+    scope = Scope(
+        agent=None if agent is None else _details.check_name(agent, "agent"),
+        tenant=store._tenant,
+        conversation=None if conversation is None else store._uuid(conversation),
+        tags=None if tags is None else _details.check_tags(tags),
+        metadata=None if metadata is None else _details.metadata_text(metadata),
+        since=await _moment(store, since),
+    )
+    if scope.conversation is None or conversation is None:
+        return scope
+    await store.describe(conversation)
+    if branch is None:
+        return scope
+    number = await store._number(conversation, branch)
+    branches, lasts = await Searching(store).line(scope.conversation, number)
+    if not branches:
+        raise no_conversation(conversation, branch)
+    return replace(scope, line_branches=branches, line_lasts=lasts)
+
+
+async def _moment(store: AsyncStore, since: object) -> datetime | None:
+    if since is None:
+        return None
+    if isinstance(since, timedelta):
+        try:
+            return await Searching(store).moment(since)
+        except OverflowError:
+            raise InvalidInputError(f"since: {since} is no time to look back") from None
+    if not isinstance(since, datetime):
+        raise InvalidInputError(f"since: expected a datetime or a timedelta, got {type(since).__name__}")
+    if since.tzinfo is None:
+        raise InvalidInputError(f"since: {since.isoformat()} has no time zone: which moment is meant is not known")
+    return since

@@ -1,0 +1,185 @@
+-- What `scope` and `which` stand for are the conditions of the file `scope.sql`, on v and d.
+
+-- name: ground
+-- What there is to search with: the dimensions of embeddings, the schema and release of pgvector, and whether an index
+-- of this name is whole, null where there is none. No row without pgvector.
+SELECT a.atttypmod, n.nspname::pg_catalog.text, x.extversion, (
+    SELECT i.indisvalid AND i.indisready FROM pg_catalog.pg_index AS i
+    JOIN pg_catalog.pg_class AS c ON c.oid = i.indexrelid
+    WHERE i.indrelid = a.attrelid AND c.relname = %(index)s::pg_catalog.text
+)
+FROM pg_catalog.pg_attribute AS a
+JOIN pg_catalog.pg_type AS t ON t.oid = a.atttypid AND t.typname = 'vector'
+JOIN pg_catalog.pg_namespace AS n ON n.oid = t.typnamespace
+JOIN pg_catalog.pg_extension AS x ON x.extname = 'vector'
+WHERE a.attrelid = pg_catalog.to_regclass({document}) AND a.attname = 'embedding' AND NOT a.attisdropped
+
+-- name: words_of_query
+-- What a query looks for, and as what lexemes, in order.
+SELECT w.words::pg_catalog.text, pg_catalog.numnode(w.words)
+FROM (SELECT {schema}.words_wanted(%(query)s::pg_catalog.text) AS words) AS w
+
+-- name: matching_text
+-- Turns whose words match, by their best chunk, ranked among the newest matching chunks, as many as `window` says; and
+-- how many those were.
+WITH candidate AS MATERIALIZED (
+    SELECT d.conversation_id, d.branch, d.turn_index, d.chunk, d.created_at, d.tsv
+    FROM {schema}.document AS d
+    JOIN {schema}.conversation AS v ON v.conversation_id = d.conversation_id
+    WHERE d.tsv OPERATOR(pg_catalog.@@) %(words)s::pg_catalog.text::pg_catalog.tsquery AND {scope}
+    ORDER BY d.created_at DESC
+    LIMIT %(window)s
+), ranked AS (
+    SELECT DISTINCT ON (c.conversation_id, c.branch, c.turn_index) c.*
+    FROM (
+        SELECT c.conversation_id, c.branch, c.turn_index, c.chunk, c.created_at,
+            pg_catalog.ts_rank_cd(c.tsv, %(words)s::pg_catalog.text::pg_catalog.tsquery, 1) AS score
+        FROM candidate AS c
+    ) AS c
+    ORDER BY c.conversation_id, c.branch, c.turn_index, c.score DESC, c.chunk
+)
+SELECT r.conversation_id, r.branch, r.turn_index, r.chunk, r.score::pg_catalog.float8,
+    (SELECT pg_catalog.count(*) FROM candidate)
+FROM ranked AS r
+ORDER BY r.score DESC, r.created_at DESC, r.conversation_id, r.branch, r.turn_index
+LIMIT %(limit)s
+
+-- name: matching_count
+-- How many chunks have a vector that counts, up to a bound.
+SELECT pg_catalog.count(*) FROM (
+    SELECT FROM {schema}.document AS d
+    JOIN {schema}.conversation AS v ON v.conversation_id = d.conversation_id
+    WHERE d.model = {model} AND d.embedding IS NOT NULL AND {scope}
+    LIMIT %(most)s
+) AS m
+
+-- name: settings_of_index
+-- For this transaction: how far an index is searched, and that it is searched on where rows fail the conditions.
+SELECT pg_catalog.set_config('hnsw.ef_search', %(length)s, true),
+    CASE WHEN %(iterates)s THEN pg_catalog.set_config('hnsw.iterative_scan', 'strict_order', true) END
+
+-- name: nearest_indexed
+-- The chunks nearest to a vector, by the model's index.
+SELECT d.conversation_id, d.branch, d.turn_index, d.chunk, {distance} AS distance
+FROM {schema}.document AS d
+JOIN {schema}.conversation AS v ON v.conversation_id = d.conversation_id
+WHERE d.model = {model} AND {scope}
+ORDER BY {distance}
+LIMIT %(rows)s
+
+-- name: nearest_exact
+-- The turns, or with `whole` the conversations, nearest to a vector, by their nearest chunk: each one is looked at.
+SELECT o.conversation_id, o.branch, o.turn_index, o.chunk, o.distance
+FROM (
+    SELECT DISTINCT ON (d.conversation_id, CASE WHEN %(whole)s THEN 0 ELSE d.branch END,
+            CASE WHEN %(whole)s THEN 0 ELSE d.turn_index END)
+        d.conversation_id, d.branch, d.turn_index, d.chunk, {distance} AS distance
+    FROM {schema}.document AS d
+    JOIN {schema}.conversation AS v ON v.conversation_id = d.conversation_id
+    WHERE d.model = {model} AND d.embedding IS NOT NULL AND {scope}
+    ORDER BY d.conversation_id, CASE WHEN %(whole)s THEN 0 ELSE d.branch END,
+        CASE WHEN %(whole)s THEN 0 ELSE d.turn_index END, {distance}
+) AS o
+WHERE o.distance <> 'NaN'
+ORDER BY o.distance, o.conversation_id, o.branch, o.turn_index
+LIMIT %(limit)s
+
+-- name: middle_of
+-- The mean of a conversation's vectors of a model, as text; null where it has none.
+SELECT {vector_schema}.avg(d.embedding)::pg_catalog.text FROM {schema}.document AS d
+WHERE d.conversation_id = %(conversation)s AND d.model = {model} AND d.embedding IS NOT NULL
+
+-- name: hits
+-- What people want to know of chunks that were found, in the order they are asked for.
+SELECT w.item::pg_catalog.int4, v.conversation_id, v.external_id, v.title, v.agent_id, d.branch, d.turn_index, d.chunk, d.text,
+    d.created_at, v.archived_at
+FROM ROWS FROM (
+    pg_catalog.unnest(%(conversations)s::pg_catalog.uuid[]), pg_catalog.unnest(%(branches)s::pg_catalog.int4[]),
+    pg_catalog.unnest(%(turns)s::pg_catalog.int4[]), pg_catalog.unnest(%(chunks)s::pg_catalog.int4[])
+) WITH ORDINALITY AS w (conversation_id, branch, turn_index, chunk, item)
+JOIN {schema}.conversation AS v ON v.conversation_id = w.conversation_id
+JOIN {schema}.document AS d ON d.conversation_id = w.conversation_id AND d.branch = w.branch
+    AND d.turn_index = w.turn_index AND d.chunk = w.chunk
+ORDER BY w.item
+
+-- name: not_indexed
+-- Turns that a search can't find yet: without text, without a vector of the model, given up. Each of them up to a bound.
+SELECT
+    (SELECT pg_catalog.count(DISTINCT (d.conversation_id, d.branch, d.turn_index)) FROM (
+        SELECT p.conversation_id, p.branch, p.turn_index FROM {schema}.document AS p
+        WHERE p.next_try_at IS NOT NULL AND p.text IS NULL
+            AND (%(conversation)s::pg_catalog.uuid IS NULL OR p.conversation_id = %(conversation)s)
+        LIMIT %(most)s
+    ) AS d JOIN {schema}.conversation AS v ON v.conversation_id = d.conversation_id WHERE {which}),
+    (SELECT pg_catalog.count(DISTINCT (d.conversation_id, d.branch, d.turn_index)) FROM (
+        (SELECT p.conversation_id, p.branch, p.turn_index FROM {schema}.document AS p
+        WHERE p.text IS NOT NULL AND p.model IS NULL
+            AND %(model)s::pg_catalog.text IS NOT NULL AND NOT (p.next_try_at IS NULL AND p.error IS NOT NULL)
+            AND (%(conversation)s::pg_catalog.uuid IS NULL OR p.conversation_id = %(conversation)s)
+        LIMIT %(most)s)
+        UNION ALL
+        (SELECT p.conversation_id, p.branch, p.turn_index FROM {schema}.document AS p
+        WHERE p.text IS NOT NULL AND p.model < %(model)s::pg_catalog.text
+            AND NOT (p.next_try_at IS NULL AND p.error IS NOT NULL)
+            AND (%(conversation)s::pg_catalog.uuid IS NULL OR p.conversation_id = %(conversation)s)
+        LIMIT %(most)s)
+        UNION ALL
+        (SELECT p.conversation_id, p.branch, p.turn_index FROM {schema}.document AS p
+        WHERE p.text IS NOT NULL AND p.model > %(model)s::pg_catalog.text
+            AND NOT (p.next_try_at IS NULL AND p.error IS NOT NULL)
+            AND (%(conversation)s::pg_catalog.uuid IS NULL OR p.conversation_id = %(conversation)s)
+        LIMIT %(most)s)
+    ) AS d JOIN {schema}.conversation AS v ON v.conversation_id = d.conversation_id WHERE {which}),
+    (SELECT pg_catalog.count(DISTINCT (d.conversation_id, d.branch, d.turn_index)) FROM (
+        SELECT p.conversation_id, p.branch, p.turn_index FROM {schema}.document AS p
+        WHERE p.next_try_at IS NULL AND p.error IS NOT NULL
+            AND (%(conversation)s::pg_catalog.uuid IS NULL OR p.conversation_id = %(conversation)s)
+        LIMIT %(most)s
+    ) AS d JOIN {schema}.conversation AS v ON v.conversation_id = d.conversation_id WHERE {which})
+
+-- name: moment
+-- The time so long ago.
+SELECT {schema}.clock() - %(ago)s::pg_catalog.interval
+
+-- name: line_of_branch
+-- The branches whose turns a branch has, each with the last turn that it has of it. A turn that was forked in its
+-- middle is the branch's own. What a fork stands on is never pruned.
+SELECT b.branch, 2147483647 FROM {schema}.branch AS b
+WHERE b.conversation_id = %(conversation)s AND b.branch = %(branch)s
+UNION ALL
+SELECT b.lineage[i], b.lineage[i + 1] - CASE c.phase WHEN 'final' THEN 0 ELSE 1 END
+FROM {schema}.branch AS b
+CROSS JOIN LATERAL pg_catalog.generate_series(1, pg_catalog.cardinality(b.lineage), 3) AS i
+LEFT JOIN {schema}.checkpoint AS c ON c.conversation_id = b.conversation_id AND c.branch = b.lineage[i]
+    AND c.turn_index = b.lineage[i + 1] AND c.sub_step = b.lineage[i + 2]
+WHERE b.conversation_id = %(conversation)s AND b.branch = %(branch)s
+
+-- name: lock_indexes
+-- Keeps others of ours from making indexes, until the end of the transaction; whether that is ours to do.
+SELECT pg_catalog.pg_try_advisory_xact_lock(pg_catalog.hashtextextended(%(name)s, 0))
+
+-- name: create_index
+-- The index over a model's vectors, beside the writers.
+CREATE INDEX CONCURRENTLY IF NOT EXISTS {index} ON {schema}.document AS d USING hnsw ({embedding} {operators})
+WHERE model = {model}
+
+-- name: drop_index
+-- Such an index no more.
+DROP INDEX CONCURRENTLY IF EXISTS {schema}.{index}
+
+-- name: index_work
+-- Whether somebody makes an index on the documents at this moment, or vacuums them.
+SELECT pg_catalog.count(*) > 0 FROM pg_catalog.pg_locks AS l
+JOIN pg_catalog.pg_database AS b ON b.oid = l.database AND b.datname = pg_catalog.current_database()
+WHERE l.relation = pg_catalog.to_regclass({document}) AND l.mode = 'ShareUpdateExclusiveLock' AND l.granted
+
+-- name: models
+-- The models that have vectors.
+SELECT DISTINCT d.model FROM {schema}.document AS d WHERE d.model IS NOT NULL
+
+-- name: vector_indexes
+-- The indexes over vectors, by the beginning of their names.
+SELECT c.relname::pg_catalog.text FROM pg_catalog.pg_index AS i
+JOIN pg_catalog.pg_class AS c ON c.oid = i.indexrelid
+WHERE i.indrelid = pg_catalog.to_regclass({document}) AND pg_catalog.starts_with(c.relname, %(prefix)s)
+ORDER BY 1
