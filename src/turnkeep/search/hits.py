@@ -15,10 +15,10 @@ __all__ = ["Hit", "NotIndexed", "SearchResult"]
 class Hit:
     """A turn that was found, by the best chunk of its text.
 
-    `score` orders the hits of one search, the highest first, and says nothing across searches: of text how densely it
-    has the words, of vectors the cosine of the angle between them (1 is the same direction), of both the sum of
-    1 / (60 + rank). `snippet` is plain text around the first words that match, on one line; `marks` are the
-    (start, stop) of those words in it. `branch` is the one that wrote the turn, whichever inherit it.
+    `score` says nothing across searches: of text how often and how alone it has words that few others have, of vectors
+    the cosine of the angle between them (1 is the same direction), of both the sum of 1 / (60 + rank). `snippet` is
+    plain text around the first words that match, on one line; `marks` are the (start, stop) of those words in it.
+    `branch` is the one that wrote the turn, whichever inherit it.
     """
 
     conversation_id: uuid.UUID
@@ -40,8 +40,9 @@ class SearchResult:
     """The hits of a search, the best first, and what they may be missing.
 
     `mode` is what was done: `text`, `semantic` or `hybrid`. Where that is less than was asked for, `text_only` says
-    why. `exact` is whether every vector within the scope was compared, rather than an index followed. `ranked` is the
-    number of chunks whose words were ranked, where there were more that match: the newest were; None where all were.
+    why. `exact` is whether every vector within the scope was compared with the query's, rather than an index followed.
+    `all_words` is whether all that have the words were looked at: of a word that very many have, only the newest
+    chunks are. `not_indexed` counts what could not be found yet.
     """
 
     hits: tuple[Hit, ...]
@@ -49,5 +50,5 @@ class SearchResult:
     model: str | None
     text_only: str | None
     exact: bool
-    ranked: int | None
+    all_words: bool
     not_indexed: NotIndexed

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from turnkeep.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from turnkeep.search.provider import Vector
+    from turnkeep.store._vectors import Vector
 
 LOCAL_MODEL: Final = "wordllama-l2-supercat-256"
 LOCAL_DIMENSIONS: Final = 256

@@ -20,7 +20,7 @@ from turnkeep.runner.served import PASSING, TOO_LONG, cause, retry_after, shorte
 if TYPE_CHECKING:
     from openai import APIStatusError
 
-    from turnkeep.search.provider import Vector
+    from turnkeep.store._vectors import Vector
 
 _INSTALL: Final = "embeddings of a server need the openai package: pip install 'turnkeep[openai]'"
 _NO_KEY: Final = "none"  # the client wants one, servers of one's own mostly don't

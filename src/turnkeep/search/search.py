@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -14,11 +14,15 @@ from turnkeep.errors import (
     EmbeddingError,
     InvalidInputError,
     NotFoundError,
+    PermissionDeniedError,
 )
+from turnkeep.search.documents import fill_documents
 from turnkeep.search.fusion import fused
 from turnkeep.search.hits import Hit, SearchResult
 from turnkeep.search.provider import Provider, checked
-from turnkeep.search.snippets import lexemes, snippet
+from turnkeep.search.query import Wanted, as_words, checked_query
+from turnkeep.search.query import wanted as wanted_of
+from turnkeep.search.snippets import snippet
 from turnkeep.store import _arguments
 from turnkeep.store._searching import Chunk, Scope, Searching, scope_of
 
@@ -30,9 +34,7 @@ if TYPE_CHECKING:
 MODES: Final = ("text", "semantic", "hybrid")
 
 _FILLED_FIRST: Final = 50
-_RANKED: Final = 5_000  # chunks: the newest that match
 _DEPTH: Final = 100  # of each ranking, at least, before they are made into one
-_LONGEST_QUERY: Final = 10_000
 _NO_PROVIDER: Final = "no provider of embeddings was given"
 _NO_VECTORS: Final = "the schema has no pgvector: `turnkeep doctor` says what to do"
 
@@ -64,10 +66,11 @@ class Search:
     ) -> SearchResult:
         """Give the turns that fit a query best, at most `limit` (1 to 1,000), one hit a turn.
 
-        `query` is what people write into a web search: words, "a phrase", or, -without. `mode` is `text`, `semantic` or
-        `hybrid`, which makes one ranking of both (reciprocal rank fusion); by default hybrid where there are a provider
-        and pgvector, else text. What a hybrid search can't do by vectors it does by words, and `text_only` of the
-        result says why.
+        `query` is what people write into a web search: words, "a phrase", or, -without. Turns that have all of its
+        words come first, then, unless it has quotes or excludes something, those that have some. `mode` is `text`,
+        `semantic` or `hybrid`, which makes one ranking of both (reciprocal rank fusion); by default hybrid where there
+        are a provider and pgvector, else text. What a hybrid search can't do by vectors it does by words, and
+        `text_only` of the result says why.
 
         Only turns of that `agent`'s conversations, of one `conversation`, of one `branch` of it with what that
         inherits, of conversations that have all of `tags` and whose metadata contain `metadata`, and that ended
@@ -77,7 +80,7 @@ class Search:
         `InvalidInputError` for a query that looks for nothing, `ConfigurationError` for a semantic search without
         provider or pgvector, and what the provider raises.
         """
-        _check_query(query)
+        checked_query(query)
         _arguments.page(limit)
         if mode is not None and mode not in MODES:
             raise InvalidInputError(f"mode: {mode!r} is none of {', '.join(MODES)}")
@@ -128,32 +131,33 @@ class _Looking:
         self._searching = Searching(store)
         self._model = None if provider is None else provider.name
         self._exact = True
-        self._ranked: int | None = None
+        self._all_words = True
 
     async def search(self, query: str, mode: str | None) -> SearchResult:
         ground = await self._searching.ground(self._model)
         why = _NO_PROVIDER if self._provider is None else _NO_VECTORS if ground is None else None
         if mode == "semantic" and why is not None:
             raise ConfigurationError(f"a semantic search can't be made: {why}")
-        words, nodes = await self._searching.words(query)
-        if nodes == 0 and (mode == "text" or why is not None):
+        wanted = wanted_of(query, await self._searching.words(as_words(query)))
+        if not wanted.words and (mode == "text" or why is not None):
             raise InvalidInputError(f"query: {query!r} has no word to look for")
+        await self._fill_some()
         rankings: dict[str, Ranking] = {}
         depth = self._limit if mode in ("text", "semantic") or why else max(2 * self._limit, _DEPTH)
-        if mode != "semantic" and nodes:
-            rankings["text"] = await self._by_words(words, depth)
+        if mode != "semantic" and wanted.words:
+            rankings["text"] = await self._by_words(wanted, depth)
         if mode != "text" and why is None and self._provider is not None and ground is not None:
             try:
                 rankings["semantic"] = await self._by_meaning(query, self._provider, ground, depth)
-            except (EmbeddingDimensionsError, ConfigurationError):
+            except EmbeddingDimensionsError:
                 raise
             except EmbeddingError as error:
-                if mode == "semantic" or not nodes:
+                if mode == "semantic" or not wanted.words:
                     raise
-                why = str(error)
-        best = fused_or_only(list(rankings.values()))[: self._limit]
+                why = f"no embedding of the query can be had: {error}"
+        best = one_ranking(list(rankings.values()))[: self._limit]
         done = "hybrid" if "semantic" in rankings and mode != "semantic" else next(iter(rankings))
-        return await self._result(best, lexemes(words), done, None if mode == "text" else why)
+        return await self._result(best, wanted.lexemes, done, None if mode == "text" else why)
 
     async def similar(self, conversation: Any, named: str) -> SearchResult:
         ground = await self._searching.ground(self._model)
@@ -168,12 +172,20 @@ class _Looking:
         best, self._exact = await self._searching.nearest(
             middle, self._provider.name, ground, self._scope, limit=self._limit, whole=True
         )
-        return await self._result([(chunk, 1 - far) for chunk, far in best], frozenset(), "semantic", None)
+        return await self._result([(chunk, 1 - far) for chunk, far in best], (), "semantic", None)
 
-    async def _by_words(self, words: str, depth: int) -> Ranking:
-        window = max(_RANKED, depth)
-        found, ranked = await self._searching.matching(words, self._scope, window=window, limit=depth)
-        self._ranked = window if ranked == window else None
+    async def _fill_some(self) -> None:
+        """Index some turns that are not, if any: what has just been said is found then."""
+        if not (await self._searching.not_indexed(None, self._scope)).text:
+            return
+        # Who may only read has to wait for the worker; `not_indexed` says so.
+        with suppress(PermissionDeniedError):
+            await fill_documents(self._store, _FILLED_FIRST, conversation=self._scope.conversation, model=self._model)
+
+    async def _by_words(self, wanted: Wanted, depth: int) -> Ranking:
+        found, self._all_words = await self._searching.matching(
+            wanted.words, wanted.lexemes, self._scope, limit=depth, some=wanted.some
+        )
         return found
 
     async def _by_meaning(self, query: str, provider: Provider, ground: Ground, depth: int) -> Ranking:
@@ -183,7 +195,7 @@ class _Looking:
         best, self._exact = await self._searching.nearest(text, provider.name, ground, self._scope, limit=depth)
         return [(chunk, 1 - far) for chunk, far in best]
 
-    async def _result(self, best: Ranking, wanted: frozenset[str], mode: str, text_only: str | None) -> SearchResult:
+    async def _result(self, best: Ranking, wanted: Collection[str], mode: str, text_only: str | None) -> SearchResult:
         scores = [score for _, score in best]
         rows = await self._searching.details([chunk for chunk, _ in best]) if best else []
         model = None if mode == "text" else self._model
@@ -193,12 +205,12 @@ class _Looking:
             model=model,
             text_only=text_only,
             exact=self._exact,
-            ranked=self._ranked,
+            all_words=self._all_words,
             not_indexed=await self._searching.not_indexed(model, self._scope),
         )
 
 
-def fused_or_only(rankings: Sequence[Ranking]) -> Ranking:
+def one_ranking(rankings: Sequence[Ranking]) -> Ranking:
     """One ranking of turns out of several: each by the chunk that the first of them found it by."""
     if len(rankings) < 2:
         return rankings[0] if rankings else []
@@ -210,7 +222,7 @@ def fused_or_only(rankings: Sequence[Ranking]) -> Ranking:
     return [(chunks[turn], score) for turn, score in turns]
 
 
-def _hit(row: tuple[Any, ...], score: float, wanted: frozenset[str]) -> Hit:
+def _hit(row: tuple[Any, ...], score: float, wanted: Collection[str]) -> Hit:
     _, conversation_id, external_id, title, agent_id, branch, turn, chunk, text, created_at, archived_at = row
     part = snippet(text or "", wanted)
     return Hit(
@@ -227,14 +239,3 @@ def _hit(row: tuple[Any, ...], score: float, wanted: frozenset[str]) -> Hit:
         created_at=created_at,
         archived=archived_at is not None,
     )
-
-
-def _check_query(query: object) -> None:
-    if not isinstance(query, str):
-        raise InvalidInputError(f"query: expected text, got {type(query).__name__}")
-    if not query.strip():
-        raise InvalidInputError("query: it is empty; say what is looked for")
-    if len(query) > _LONGEST_QUERY:
-        raise InvalidInputError(f"query: {len(query):,} characters; at most {_LONGEST_QUERY:,} are allowed")
-    if "\0" in query or re.search("[\ud800-\udfff]", query):
-        raise InvalidInputError("query: text with NUL or a lone surrogate is in no document")

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 _WORD = re.compile(r"\w+")
 _SPACE = re.compile(r"\s+")
-_LEXEME = re.compile(r"'((?:[^']|'')*)'")
 _WIDTH = 200
 _BEFORE = 40
 _LONGEST_TEXT = 100_000  # characters that are looked at
@@ -22,15 +21,6 @@ class Snippet:
 
     text: str
     marks: tuple[tuple[int, int], ...]
-
-
-def lexemes(words: str) -> frozenset[str]:
-    """What a tsquery's text looks for, and not what it excludes."""
-    wanted = set()
-    for part in _LEXEME.finditer(words):
-        if not re.search(r"!\(*\s*$", words[: part.start()]):
-            wanted.add(part[1].replace("''", "'").replace("\\\\", "\\"))
-    return frozenset(wanted)
 
 
 def snippet(text: str, wanted: Collection[str], width: int = _WIDTH) -> Snippet:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
 from psycopg import sql
 
 from turnkeep.store._statements import in_parameterised, read, render, texts
+
+Fetch = Callable[[str, dict[str, Any]], Awaitable[list[tuple[Any, ...]]]]
 
 SMALL = 10_000
 """So many vectors are all looked at, rather than find some of them by an index."""
@@ -59,7 +62,7 @@ def index_needed(vectors: int, ground: Ground) -> bool:
     return ground.indexable and not ground.indexed and vectors > SMALL
 
 
-def rendered(name: str, schema: str, **fitting: sql.Composable) -> bytes:
+def statement(name: str, schema: str, **fitting: sql.Composable) -> bytes:
     """A statement with parameters, its conditions and what fits a model put in."""
     doubled = in_parameterised(schema)
     which = sql.SQL(render(read("sql/scope.sql"), doubled).decode())
@@ -76,7 +79,8 @@ def rendered(name: str, schema: str, **fitting: sql.Composable) -> bytes:
 
 def fitting(model: str, ground: Ground, *, indexed: bool = False) -> dict[str, sql.Composable]:
     """What fits a model's vectors, for statements with parameters: exactly, or as its index has them."""
-    embedding, kind = as_indexed(ground) if indexed else (sql.SQL("d.embedding"), _kind(ground, "vector"))
+    column = sql.Identifier("d", "embedding")
+    embedding, kind = as_indexed(column, ground) if indexed else (column, _kind(ground, "vector"))
     vector_schema = sql.Identifier(in_parameterised(ground.vector_schema))
     return {
         "model": sql.Literal(in_parameterised(model)),
@@ -89,7 +93,7 @@ def fitting(model: str, ground: Ground, *, indexed: bool = False) -> dict[str, s
 
 def index_pieces(model: str, ground: Ground) -> dict[str, sql.Composable]:
     """What fits a model's vectors, for the statement without parameters that makes their index."""
-    embedding, _ = as_indexed(ground)
+    embedding, _ = as_indexed(sql.Identifier("embedding"), ground)
     return {
         "index": sql.Identifier(index_name(model)),
         "embedding": embedding,
@@ -105,14 +109,25 @@ def statement_without_parameters(name: str, schema: str, **fitting: sql.Composab
     return render(texts(_FILE)[name], schema, **fitting)
 
 
-def as_indexed(ground: Ground) -> tuple[sql.Composable, sql.Composable]:
+def as_indexed(column: sql.Composable, ground: Ground) -> tuple[sql.Composable, sql.Composable]:
     """A vector as an index has it, and its type: in half precision where its dimensions ask for that."""
     if ground.dimensions <= _MOST_INDEXED:
-        return sql.SQL("d.embedding"), _kind(ground, "vector")
+        return column, _kind(ground, "vector")
     half = _kind(ground, "halfvec")
-    return sql.SQL("(d.embedding::{})").format(half), half
+    return sql.SQL("({}::{})").format(column, half), half
+
+
+async def read_ground(fetch: Fetch, model: str | None) -> Ground | None:
+    """What there is to compare a model's vectors with; None without pgvector."""
+    rows = await fetch("ground", {"index": None if model is None else index_name(model)})
+    return Ground.of_row(rows[0]) if rows else None
 
 
 def _kind(ground: Ground, name: str) -> sql.Composable:
     schema = sql.Identifier(in_parameterised(ground.vector_schema))
     return sql.SQL("{}.{}({})").format(schema, sql.Identifier(name), sql.Literal(ground.dimensions))
+
+
+def quoted(lexeme: str) -> str:
+    """A lexeme as a tsquery's text."""
+    return "'" + lexeme.replace("\\", "\\\\").replace("'", "''") + "'"

@@ -13,13 +13,17 @@ from psycopg import sql
 from turnkeep.errors import InvalidInputError
 from turnkeep.store import _details
 from turnkeep.store._async_opened import BranchId, Id, no_conversation
-from turnkeep.store._search_statements import SMALL, Ground, fitting, index_name, rendered
+from turnkeep.store._search_statements import SMALL, Ground, fitting, quoted, read_ground, statement
 
 if TYPE_CHECKING:
     from turnkeep.store import AsyncStore
     from turnkeep.store._async_waiting import Connection
 
 _MOST_COUNTED = 10_000
+_WINDOW = 1_000  # chunks with a word that are looked at, the newest of them
+_LIKELY = 500  # chunks whose words are weighed one by one
+_LONGEST_AGO = timedelta(days=36_525)
+_FURTHER = 8  # times as many, where that was too few
 _MORE_CHUNKS = 2  # are read than turns are wanted: a turn may have several of the nearest
 _ROUNDS = 3
 _LEAST_LIST = 100  # hnsw.ef_search, at most 1,000
@@ -80,20 +84,45 @@ class Searching:
 
     async def ground(self, model: str | None) -> Ground | None:
         """What there is to compare vectors with; None without pgvector."""
-        rows = await self._fetch("ground", {"index": None if model is None else index_name(model)})
-        return None if not rows else Ground.of_row(rows[0])
+        return await read_ground(self._fetch, model)
 
-    async def words(self, query: str) -> tuple[str, int]:
-        """A query as a tsquery's text, and the number of its nodes: 0 where nothing in it is looked for."""
-        ((words, nodes),) = await self._fetch("words_of_query", {"query": query})
-        return words, nodes
+    async def words(self, query: str) -> str:
+        """A query as a tsquery's text: empty where nothing in it is looked for."""
+        ((words,),) = await self._fetch("words_of_query", {"query": query})
+        return str(words)
 
     async def matching(
-        self, words: str, scope: Scope, *, window: int, limit: int
-    ) -> tuple[list[tuple[Chunk, float]], int]:
-        """Turns with these words, the best first, and how many chunks were ranked: `window` where there are more."""
-        rows = await self._fetch("matching_text", {"words": words, "window": window, "limit": limit, **asdict(scope)})
-        return [(Chunk(*row[:4]), row[4]) for row in rows], rows[0][5] if rows else 0
+        self, words: str, lexemes: Sequence[str], scope: Scope, *, limit: int, some: bool
+    ) -> tuple[list[tuple[Chunk, float]], bool]:
+        """Turns with all words of a tsquery, the best first; with `some` those with some of its lexemes behind them.
+
+        As many as there are, up to `limit`; and whether all that match were looked at, rather than the newest.
+        """
+        terms = [quoted(lexeme) for lexeme in lexemes]
+        found: list[sql.Composable] = [self._newest_with(0, "words")]
+        if some:
+            found += [self._newest_with(number, f"term_{number}") for number in range(1, len(terms) + 1)]
+        sent = self._statement("matching_text", found=sql.SQL(" UNION ALL ").join(found))
+        asked = {
+            **{f"term_{number}": term for number, term in enumerate(terms, start=1)},
+            "words": words,
+            "terms": terms,
+            "lexemes": [*lexemes],
+            "schema": self.schema,
+            "limit": limit,
+            **asdict(scope),
+        }
+        window, likely = max(_WINDOW, _MORE_CHUNKS * limit), max(_LIKELY, _MORE_CHUNKS * limit)
+        while True:
+            rows = await self._fetch_all(sent, {**asked, "window": window, "likely": likely})
+            more = bool(rows) and rows[0][5]
+            if len(rows) >= limit or not more:
+                return [(Chunk(*row[:4]), row[4]) for row in rows], not more
+            window, likely = window * _FURTHER, likely * _FURTHER
+
+    def _newest_with(self, number: int, name: str) -> sql.Composable:
+        one = self._statement("newest_with", number=sql.Literal(number), words=sql.Placeholder(name))
+        return sql.SQL("({})").format(sql.SQL(one.decode()))
 
     async def nearest(
         self, vector: str, model: str, ground: Ground, scope: Scope, *, limit: int, whole: bool = False
@@ -170,15 +199,16 @@ class Searching:
         return [row[0] for row in rows], [row[1] for row in rows]
 
     async def _fetch(self, name: str, parameters: Mapping[str, Any], **pieces: sql.Composable) -> list[tuple[Any, ...]]:
-        statement = self._statement(name, **pieces)
+        return await self._fetch_all(self._statement(name, **pieces), parameters)
 
+    async def _fetch_all(self, statement: bytes, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
         async def run(connection: Connection) -> list[tuple[Any, ...]]:
             return await self._rows(connection, statement, parameters)
 
         return await self._database.attempt(run)
 
     def _statement(self, name: str, **pieces: sql.Composable) -> bytes:
-        return rendered(name, self.schema, **pieces)
+        return statement(name, self.schema, **pieces)
 
     async def _rows(
         self, connection: Connection, statement: bytes, parameters: Mapping[str, Any]
@@ -223,10 +253,9 @@ async def _moment(store: AsyncStore, since: object) -> datetime | None:
     if since is None:
         return None
     if isinstance(since, timedelta):
-        try:
-            return await Searching(store).moment(since)
-        except OverflowError:
-            raise InvalidInputError(f"since: {since} is no time to look back") from None
+        if not timedelta() <= since <= _LONGEST_AGO:
+            raise InvalidInputError(f"since: {since} is no time to look back: up to {_LONGEST_AGO.days:,} days are")
+        return await Searching(store).moment(since)
     if not isinstance(since, datetime):
         raise InvalidInputError(f"since: expected a datetime or a timedelta, got {type(since).__name__}")
     if since.tzinfo is None:

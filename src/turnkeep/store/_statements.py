@@ -40,4 +40,4 @@ def texts(path: str) -> dict[str, str]:
     text = read(path)
     marks = list(_NAME.finditer(text))
     ends = [mark.start() for mark in marks[1:]] + [len(text)]
-    return {mark.group(1): text[mark.end() : end].strip() for mark, end in zip(marks, ends, strict=True)}
+    return {mark.group(1): text[mark.end() : end].strip() for mark, end in zip(marks, ends, strict=bool(marks))}

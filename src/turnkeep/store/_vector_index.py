@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-from psycopg import AsyncConnection, sql
+from psycopg import AsyncConnection, IsolationLevel, sql
 
 from turnkeep.errors import UnavailableError
 from turnkeep.store._failures import translated
@@ -17,7 +17,8 @@ from turnkeep.store._search_statements import (
     Ground,
     index_name,
     index_pieces,
-    rendered,
+    read_ground,
+    statement,
     statement_without_parameters,
 )
 
@@ -65,12 +66,11 @@ class _Building:
         self._schema = schema
 
     async def _fetch(self, name: str, parameters: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
-        cursor = await self._connection.execute(rendered(name, self._schema), parameters or {})
+        cursor = await self._connection.execute(statement(name, self._schema), parameters or {})
         return await cursor.fetchall()
 
     async def ground(self, model: str) -> Ground | None:
-        rows = await self._fetch("ground", {"index": index_name(model)})
-        return Ground.of_row(rows[0]) if rows else None
+        return await read_ground(self._fetch, model)
 
     async def create(self, model: str, ground: Ground) -> None:
         await self._connection.execute(self._statement("create_index", **index_pieces(model, ground)))
@@ -107,11 +107,13 @@ async def _builder(store: AsyncStore, seconds: float) -> AsyncIterator[_Building
 
     try:
         async with asyncio.timeout(seconds):
-            async with await connect() as guard, await connect() as connection, guard.transaction():
-                statement = rendered("lock_indexes", database.schema)
-                cursor = await guard.execute(statement, {"name": f"turnkeep indexes of {database.schema}"})
-                row = await cursor.fetchone()
-                yield _Building(connection, database.schema) if row == (True,) else None
+            async with await connect() as guard, await connect() as connection:
+                await guard.set_isolation_level(IsolationLevel.READ_COMMITTED)
+                async with guard.transaction():
+                    lock = statement("lock_indexes", database.schema)
+                    cursor = await guard.execute(lock, {"name": f"turnkeep indexes of {database.schema}"})
+                    row = await cursor.fetchone()
+                    yield _Building(connection, database.schema) if row == (True,) else None
     except TimeoutError as error:
         raise UnavailableError(
             f"the index was not made within {seconds:g} s; what was begun is made anew next time: see "

@@ -14,6 +14,7 @@ CREATE INDEX IF NOT EXISTS document_to_embed ON {schema}.document (next_try_at)
 CREATE INDEX IF NOT EXISTS document_dead ON {schema}.document (conversation_id)
     WHERE next_try_at IS NULL AND error IS NOT NULL;
 CREATE INDEX IF NOT EXISTS document_words ON {schema}.document USING gin (tsv) WHERE tsv IS NOT NULL;
+CREATE INDEX IF NOT EXISTS document_newest ON {schema}.document (created_at DESC) WHERE tsv IS NOT NULL;
 CREATE INDEX IF NOT EXISTS document_model ON {schema}.document (model) WHERE text <> '' AND error IS NULL;
 
 -- An embedding is of a model. Of those that plain SQL has brought nobody knows which.

@@ -15,33 +15,75 @@ JOIN pg_catalog.pg_extension AS x ON x.extname = 'vector'
 WHERE a.attrelid = pg_catalog.to_regclass({document}) AND a.attname = 'embedding' AND NOT a.attisdropped
 
 -- name: words_of_query
--- What a query looks for, and as what lexemes, in order.
-SELECT w.words::pg_catalog.text, pg_catalog.numnode(w.words)
-FROM (SELECT {schema}.words_wanted(%(query)s::pg_catalog.text) AS words) AS w
+-- What a query looks for, as a tsquery's text.
+SELECT {schema}.words_wanted(%(query)s::pg_catalog.text)::pg_catalog.text
+
+-- name: newest_with
+-- The newest chunks that have certain words, as many as `window` says: a part of `matching_text`, of its own plan, since
+-- it depends on how frequent the words are.
+SELECT {number} AS term, d.conversation_id, d.branch, d.turn_index, d.chunk, d.created_at
+FROM {schema}.document AS d
+JOIN {schema}.conversation AS v ON v.conversation_id = d.conversation_id
+WHERE d.tsv OPERATOR(pg_catalog.@@) {words}::pg_catalog.text::pg_catalog.tsquery AND {scope}
+ORDER BY d.created_at DESC
+LIMIT %(window)s
 
 -- name: matching_text
--- Turns whose words match, by their best chunk, ranked among the newest matching chunks, as many as `window` says; and
--- how many those were.
-WITH candidate AS MATERIALIZED (
-    SELECT d.conversation_id, d.branch, d.turn_index, d.chunk, d.created_at, d.tsv
-    FROM {schema}.document AS d
-    JOIN {schema}.conversation AS v ON v.conversation_id = d.conversation_id
-    WHERE d.tsv OPERATOR(pg_catalog.@@) %(words)s::pg_catalog.text::pg_catalog.tsquery AND {scope}
-    ORDER BY d.created_at DESC
-    LIMIT %(window)s
-), ranked AS (
-    SELECT DISTINCT ON (c.conversation_id, c.branch, c.turn_index) c.*
+-- Turns that have the words, by their best chunk: first those that have all of them, which is term 0. A word counts the
+-- more, the fewer chunks have it (as in BM25), and for what the planner knows of its frequency where more have it than
+-- were looked at. Also whether more chunks would have been found by looking further.
+WITH found AS MATERIALIZED (
+    {found}
+), common AS MATERIALIZED (
+    SELECT e.lexeme, e.share * c.reltuples AS chunks
+    FROM pg_catalog.pg_class AS c
+    JOIN pg_catalog.pg_stats AS s ON s.schemaname = %(schema)s AND s.tablename = c.relname AND s.attname = 'tsv'
+    CROSS JOIN LATERAL ROWS FROM (
+        pg_catalog.unnest(s.most_common_elems::pg_catalog.text::pg_catalog.text[]),
+        pg_catalog.unnest(s.most_common_elem_freqs)
+    ) AS e (lexeme, share)
+    WHERE c.oid = pg_catalog.to_regclass({document}) AND e.lexeme = ANY (%(lexemes)s::pg_catalog.text[])
+), frequency AS MATERIALIZED (
+    SELECT t.term, t.words::pg_catalog.text::pg_catalog.tsquery AS words,
+        CASE WHEN f.chunks < %(window)s THEN f.chunks ELSE greatest(f.chunks, (
+            SELECT pg_catalog.max(o.chunks) FROM common AS o WHERE o.lexeme = t.lexeme)) END AS chunks
+    FROM ROWS FROM (
+        pg_catalog.unnest(%(terms)s::pg_catalog.text[]), pg_catalog.unnest(%(lexemes)s::pg_catalog.text[])
+    ) WITH ORDINALITY AS t (words, lexeme, term)
+    CROSS JOIN LATERAL (SELECT pg_catalog.count(*) AS chunks FROM found AS f WHERE f.term = t.term) AS f
+), candidate AS MATERIALIZED (
+    SELECT f.conversation_id, f.branch, f.turn_index, f.chunk, f.created_at,
+        pg_catalog.bool_or(f.term = 0) AS whole, pg_catalog.array_agg(f.term) AS terms
+    FROM found AS f GROUP BY f.conversation_id, f.branch, f.turn_index, f.chunk, f.created_at
+), weight AS MATERIALIZED (
+    SELECT q.words, q.term, pg_catalog.ln(1 + (greatest(n.chunks, q.most) - q.chunks + 0.5) / (q.chunks + 0.5)) AS weight
     FROM (
-        SELECT c.conversation_id, c.branch, c.turn_index, c.chunk, c.created_at,
-            pg_catalog.ts_rank_cd(c.tsv, %(words)s::pg_catalog.text::pg_catalog.tsquery, 1) AS score
-        FROM candidate AS c
-    ) AS c
-    ORDER BY c.conversation_id, c.branch, c.turn_index, c.score DESC, c.chunk
+        SELECT q.*, pg_catalog.max(q.chunks) OVER () AS most FROM frequency AS q
+    ) AS q
+    CROSS JOIN (SELECT pg_catalog.count(*) AS chunks FROM candidate) AS n
+), likely AS MATERIALIZED (
+    SELECT c.*
+    FROM candidate AS c
+    CROSS JOIN LATERAL (SELECT pg_catalog.sum(w.weight) AS sum FROM weight AS w WHERE w.term = ANY (c.terms)) AS w
+    ORDER BY c.whole DESC, w.sum DESC NULLS LAST, c.created_at DESC
+    LIMIT %(likely)s
+), ranked AS (
+    SELECT DISTINCT ON (r.conversation_id, r.branch, r.turn_index) r.*
+    FROM (
+        SELECT l.*, coalesce((
+            SELECT pg_catalog.sum(w.weight * pg_catalog.ts_rank(d.tsv, w.words, 1)) FROM weight AS w
+        ), 0)::pg_catalog.float8 AS score
+        FROM likely AS l
+        JOIN {schema}.document AS d ON d.conversation_id = l.conversation_id AND d.branch = l.branch
+            AND d.turn_index = l.turn_index AND d.chunk = l.chunk
+    ) AS r
+    ORDER BY r.conversation_id, r.branch, r.turn_index, r.whole DESC, r.score DESC, r.chunk
 )
-SELECT r.conversation_id, r.branch, r.turn_index, r.chunk, r.score::pg_catalog.float8,
-    (SELECT pg_catalog.count(*) FROM candidate)
+SELECT r.conversation_id, r.branch, r.turn_index, r.chunk, r.score,
+    (SELECT pg_catalog.count(*) FROM candidate) > %(likely)s
+        OR EXISTS (SELECT FROM found AS f GROUP BY f.term HAVING pg_catalog.count(*) >= %(window)s)
 FROM ranked AS r
-ORDER BY r.score DESC, r.created_at DESC, r.conversation_id, r.branch, r.turn_index
+ORDER BY r.whole DESC, r.score DESC, r.created_at DESC, r.conversation_id, r.branch, r.turn_index
 LIMIT %(limit)s
 
 -- name: matching_count
@@ -107,26 +149,28 @@ ORDER BY w.item
 SELECT
     (SELECT pg_catalog.count(DISTINCT (d.conversation_id, d.branch, d.turn_index)) FROM (
         SELECT p.conversation_id, p.branch, p.turn_index FROM {schema}.document AS p
-        WHERE p.next_try_at IS NOT NULL AND p.text IS NULL
+        WHERE p.text IS NULL AND p.next_try_at IS NOT NULL
             AND (%(conversation)s::pg_catalog.uuid IS NULL OR p.conversation_id = %(conversation)s)
         LIMIT %(most)s
     ) AS d JOIN {schema}.conversation AS v ON v.conversation_id = d.conversation_id WHERE {which}),
     (SELECT pg_catalog.count(DISTINCT (d.conversation_id, d.branch, d.turn_index)) FROM (
         (SELECT p.conversation_id, p.branch, p.turn_index FROM {schema}.document AS p
-        WHERE p.text IS NOT NULL AND p.model IS NULL
-            AND %(model)s::pg_catalog.text IS NOT NULL AND NOT (p.next_try_at IS NULL AND p.error IS NOT NULL)
+        WHERE p.text IS NOT NULL AND p.next_try_at IS NOT NULL AND %(model)s::pg_catalog.text IS NOT NULL
             AND (%(conversation)s::pg_catalog.uuid IS NULL OR p.conversation_id = %(conversation)s)
         LIMIT %(most)s)
         UNION ALL
         (SELECT p.conversation_id, p.branch, p.turn_index FROM {schema}.document AS p
-        WHERE p.text IS NOT NULL AND p.model < %(model)s::pg_catalog.text
-            AND NOT (p.next_try_at IS NULL AND p.error IS NOT NULL)
+        WHERE p.text <> '' AND p.error IS NULL AND p.model IS NULL AND %(model)s::pg_catalog.text IS NOT NULL
             AND (%(conversation)s::pg_catalog.uuid IS NULL OR p.conversation_id = %(conversation)s)
         LIMIT %(most)s)
         UNION ALL
         (SELECT p.conversation_id, p.branch, p.turn_index FROM {schema}.document AS p
-        WHERE p.text IS NOT NULL AND p.model > %(model)s::pg_catalog.text
-            AND NOT (p.next_try_at IS NULL AND p.error IS NOT NULL)
+        WHERE p.text <> '' AND p.error IS NULL AND p.model < %(model)s::pg_catalog.text
+            AND (%(conversation)s::pg_catalog.uuid IS NULL OR p.conversation_id = %(conversation)s)
+        LIMIT %(most)s)
+        UNION ALL
+        (SELECT p.conversation_id, p.branch, p.turn_index FROM {schema}.document AS p
+        WHERE p.text <> '' AND p.error IS NULL AND p.model > %(model)s::pg_catalog.text
             AND (%(conversation)s::pg_catalog.uuid IS NULL OR p.conversation_id = %(conversation)s)
         LIMIT %(most)s)
     ) AS d JOIN {schema}.conversation AS v ON v.conversation_id = d.conversation_id WHERE {which}),
@@ -160,7 +204,7 @@ SELECT pg_catalog.pg_try_advisory_xact_lock(pg_catalog.hashtextextended(%(name)s
 
 -- name: create_index
 -- The index over a model's vectors, beside the writers.
-CREATE INDEX CONCURRENTLY IF NOT EXISTS {index} ON {schema}.document AS d USING hnsw ({embedding} {operators})
+CREATE INDEX CONCURRENTLY IF NOT EXISTS {index} ON {schema}.document USING hnsw ({embedding} {operators})
 WHERE model = {model}
 
 -- name: drop_index
