@@ -7,6 +7,7 @@ from turnkeep._version import VERSION
 from turnkeep.errors import (
     ConfigurationError,
     ConflictError,
+    ConversationArchivedError,
     ConversationEndedError,
     CorruptionError,
     DatabaseError,
@@ -22,6 +23,7 @@ from turnkeep.errors import (
     PoolExhaustedError,
     ReplyTimeoutError,
     SchemaError,
+    TransferError,
     TurnFailedError,
     TurnkeepError,
     TurnNotOpenError,
@@ -35,6 +37,8 @@ from turnkeep.errors import (
 )
 from turnkeep.jsontext import RawJSON
 from turnkeep.model import (
+    ArchivedConversation,
+    Archiving,
     BranchSummary,
     Checkpoint,
     CheckpointSummary,
@@ -46,6 +50,7 @@ from turnkeep.model import (
     Posted,
     Reply,
     Saved,
+    Transferred,
     conversation_uuid,
 )
 from turnkeep.store import UNCHANGED, AsyncBranch, AsyncStore, AsyncTransaction, open
@@ -59,6 +64,8 @@ __version__ = VERSION
 __all__ = [
     "UNCHANGED",
     "Agent",
+    "ArchivedConversation",
+    "Archiving",
     "AsyncBranch",
     "AsyncStore",
     "AsyncTransaction",
@@ -69,6 +76,7 @@ __all__ = [
     "ConfigurationError",
     "ConflictError",
     "Conversation",
+    "ConversationArchivedError",
     "ConversationEndedError",
     "ConversationSummary",
     "CorruptionError",
@@ -95,6 +103,8 @@ __all__ = [
     "Store",
     "ToolContext",
     "Transaction",
+    "TransferError",
+    "Transferred",
     "TurnFailedError",
     "TurnNotOpenError",
     "TurnOpenError",

@@ -13,9 +13,11 @@ Catch `TurnkeepError` for all of them::
     │   ├── KeyReusedError         an idempotency key came again with another body (G4)
     │   ├── TurnOpenError          a turn is open where a new one was to begin: `pending`
     │   ├── TurnNotOpenError       a save where no turn is open
-    │   └── ConversationEndedError the conversation has been ended or archived
+    │   └── ConversationEndedError the conversation has been ended
+    │       └── ConversationArchivedError it has been put into the archive
     ├── TurnFailedError            a turn has stopped, and waits to be resumed: `failure`
     ├── ReplyTimeoutError          a request has no reply yet
+    ├── TransferError              an export can't be read any further, or written: `line`, `position`
     ├── UncertainOutcomeError      a transaction was ended by something else than its save
     ├── LeaseError
     │   ├── LeaseHeldError         somebody else's lease is live; nothing was written (G5)
@@ -110,7 +112,11 @@ class TurnNotOpenError(ConflictError):
 
 
 class ConversationEndedError(ConflictError):
-    """The conversation has been ended or archived; nothing was written."""
+    """The conversation has been ended; nothing was written."""
+
+
+class ConversationArchivedError(ConversationEndedError):
+    """The conversation is archived, and can be read; nothing was written: `AsyncStore.unarchive` it first."""
 
 
 class TurnFailedError(TurnkeepError):
@@ -129,6 +135,22 @@ class TurnFailedError(TurnkeepError):
 
 class ReplyTimeoutError(TurnkeepError):
     """A request had no reply when the time was over. It is still there: wait again."""
+
+
+class TransferError(TurnkeepError):
+    """An export can't be read any further, or can't be written.
+
+    `line` and `position` (in bytes, of what is compressed after that is undone) say where it can't be read, if that is
+    why. Conversations before that place have been imported, the one that stands there has not.
+    """
+
+    def __init__(self, message: str, line: int | None = None, position: int | None = None) -> None:
+        super().__init__(message, line, position)
+        self.line = line
+        self.position = position
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class UncertainOutcomeError(TurnkeepError):

@@ -39,7 +39,17 @@ from turnkeep._jsonreader import (
 )
 from turnkeep.errors import UnreadableError, UnstorableError
 
-__all__ = ["MAX_DEPTH", "MAX_MESSAGE_BYTES", "RawJSON", "decode", "decode_names", "digest", "digest_list", "encode"]
+__all__ = [
+    "MAX_DEPTH",
+    "MAX_MESSAGE_BYTES",
+    "RawJSON",
+    "check_stored",
+    "decode",
+    "decode_names",
+    "digest",
+    "digest_list",
+    "encode",
+]
 
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 
@@ -92,6 +102,17 @@ def encode(value: object, path: str, *, max_bytes: int = MAX_MESSAGE_BYTES) -> s
         pass  # NaN, too long an integer, a lone surrogate, too little stack: the other half tells which
     text = _write(value, path, max_bytes)
     return text if len(text.encode()) <= max_bytes else _refuse_size(path, max_bytes)
+
+
+def check_stored(text: str, path: str) -> None:
+    """Raise `UnstorableError` if a text can't be one that was stored: no JSON, or too deep for a list of values."""
+    try:
+        _is_json(text)
+        fine = not _is_deeper(text, MAX_DEPTH + 1)
+    except (ValueError, RecursionError):
+        fine = False
+    if not fine:
+        Reader(text, path, CHECK, UnstorableError).read()
 
 
 def decode(text: str, path: str) -> Any:

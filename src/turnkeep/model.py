@@ -216,7 +216,8 @@ class Conversation:
     """What is said of a conversation, beside its content.
 
     `metadata` is a JSON object as `jsonb` holds it. `version` counts the updates of title, tags and metadata.
-    `parent` is the conversation it is part of, `ended_at` None while it goes on.
+    `parent` is the conversation it is part of, `ended_at` None while it goes on, `archived_at` None where it is not
+    in the archive.
     """
 
     conversation_id: uuid.UUID
@@ -231,6 +232,7 @@ class Conversation:
     current_branch: int
     created_at: datetime
     ended_at: datetime | None
+    archived_at: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -263,6 +265,55 @@ class Erased:
     checkpoints: int
     messages: int
     requests: int
+
+
+@dataclass(frozen=True)
+class ArchivedConversation:
+    """A conversation in the archive, as a list shows it: it takes `bytes` there, and took `raw_bytes` before."""
+
+    conversation_id: uuid.UUID
+    external_id: str
+    agent_id: str | None
+    tenant: str | None
+    title: str | None
+    tags: tuple[str, ...]
+    created_at: datetime
+    ended_at: datetime | None
+    archived_at: datetime
+    bytes: int
+    raw_bytes: int
+    branches: int
+    checkpoints: int
+    messages: int
+    requests: int
+
+
+@dataclass(frozen=True)
+class Archiving:
+    """What was put into the archive, or back: bytes there, bytes before, and rows of each kind.
+
+    `repeated` is true where that had been done before, and nothing happened.
+    """
+
+    conversation_id: uuid.UUID
+    bytes: int
+    raw_bytes: int
+    branches: int
+    checkpoints: int
+    messages: int
+    requests: int
+    repeated: bool = False
+
+
+@dataclass(frozen=True)
+class Transferred:
+    """What an export or an import came to: conversations written, or made; `there` those that were there already."""
+
+    conversations: int
+    there: int
+    messages: int
+    checkpoints: int
+    bytes: int
 
 
 @dataclass(frozen=True)

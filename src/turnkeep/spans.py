@@ -112,3 +112,11 @@ def same_values(texts: Sequence[str], others: Sequence[str]) -> bool:
         text == other or jsontext.digest(RawJSON(text)) == jsontext.digest(RawJSON(other))
         for text, other in zip(texts, others, strict=True)
     )
+
+
+def owner_of(branch: int, lineage: Sequence[int], turn: int, sub_step: int) -> int:
+    """The branch that holds the checkpoint at (turn, sub_step) in the history of a branch with this lineage."""
+    for i in range(0, len(lineage), 3):
+        if (turn, sub_step) <= (lineage[i + 1], lineage[i + 2]):
+            return lineage[i]
+    return branch

@@ -14,7 +14,7 @@ import turnkeep
 PACKAGE = Path(turnkeep.__file__).parent
 
 # What each layer may import, beside itself.
-PURE = {"errors", "model", "jsontext", "settings", "spans", "_version"}
+PURE = {"errors", "model", "jsontext", "settings", "spans", "transfer", "_version"}
 ALLOWED = {
     "_version": set(),
     "errors": {"model"},  # for type checking only
@@ -23,6 +23,8 @@ ALLOWED = {
     "model": {"errors", "jsontext"},
     "settings": {"errors"},
     "spans": {"jsontext"},
+    "transfer": {"errors", "_transfer_checks"},
+    "_transfer_checks": {"errors", "jsontext", "spans"},
     "embedded": {"errors"},
     "store": PURE | {"embedded"},
     "runner": PURE | {"store"},
@@ -35,17 +37,16 @@ ALLOWED = {
 }
 
 PUBLIC = {
-    "Agent", "AsyncBranch", "AsyncStore", "AsyncTransaction", "Branch", "BranchSummary", "Checkpoint",
-    "CheckpointSummary",
-    "ConfigurationError", "ConflictError", "conversation_uuid", "Conversation", "ConversationEndedError",
-    "ConversationSummary",
+    "Agent", "ArchivedConversation", "Archiving", "AsyncBranch", "AsyncStore", "AsyncTransaction", "Branch",
+    "BranchSummary", "Checkpoint", "CheckpointSummary", "ConfigurationError", "ConflictError", "Conversation",
+    "conversation_uuid", "ConversationArchivedError", "ConversationEndedError", "ConversationSummary",
     "CorruptionError", "DatabaseError", "EmbeddedError", "Erased", "InvalidInputError", "KeyReusedError", "Lease",
-    "LeaseError",
-    "LeaseHeldError", "LeaseLostError", "migrate", "NotFoundError", "open", "open_sync", "PendingCall",
+    "LeaseError", "LeaseHeldError", "LeaseLostError", "migrate", "NotFoundError", "open", "open_sync", "PendingCall",
     "PendingCallsError", "PermissionDeniedError", "PoolExhaustedError", "Posted", "RawJSON", "Reply",
-    "ReplyTimeoutError", "Saved", "SchemaError", "Store", "tool", "ToolContext", "Transaction", "TurnFailedError",
-    "TurnkeepError", "TurnNotOpenError", "TurnOpenError", "UnavailableError", "UncertainOutcomeError", "UNCHANGED",
-    "UnknownToolCallError", "UnreadableError", "UnstorableError", "UsageError", "Worker",
+    "ReplyTimeoutError", "Saved", "SchemaError", "Store", "tool", "ToolContext", "Transaction", "TransferError",
+    "Transferred", "TurnFailedError", "TurnkeepError", "TurnNotOpenError", "TurnOpenError", "UnavailableError",
+    "UncertainOutcomeError", "UNCHANGED", "UnknownToolCallError", "UnreadableError", "UnstorableError", "UsageError",
+    "Worker",
 }  # fmt: skip
 
 

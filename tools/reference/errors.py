@@ -39,6 +39,7 @@ _OWN = {
     "TK002": "no turn is open",
     "TK003": "the conversation has ended",
     "TK004": "the place is taken by other content, or the head has moved",
+    "TK005": "the conversation is in the archive",
 }
 _RAISED = re.compile(r"'(TK\d{3})'")
 _STATE = re.compile(r'"([0-9A-Z]{5})"')

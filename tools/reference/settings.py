@@ -31,6 +31,11 @@ ENVIRONMENT = {
     "PGDATABASE": "As `PGHOST`.",
     "PGUSER": "As `PGHOST`.",
     "PGSERVICE": "As `PGHOST`.",
+    "TURNKEEP_EMBEDDINGS": "Where embeddings come from: `local`, the address of a server that speaks OpenAI's `/v1/embeddings` "
+    "(with its `/v1`), or `none`, as if it were not set.",
+    "TURNKEEP_EMBEDDINGS_MODEL": "The model that such a server is asked for.",
+    "TURNKEEP_EMBEDDINGS_API_KEY": "Its key; `OPENAI_API_KEY` where it is not set.",
+    "TURNKEEP_EMBEDDINGS_DIMENSIONS": "Asks it for shorter vectors, where the model can make them.",
     "TURNKEEP_EMBEDDED_DIR": "The directory of the private Postgres. Otherwise `/var/lib/turnkeep/embedded` for "
     "root, and for "
     "others `turnkeep/embedded` in `XDG_DATA_HOME`.",
@@ -97,6 +102,8 @@ LIMITS = {
     "turnkeep.store._writes:MAX_LIST_CHARACTERS": "characters of all messages, calls or results of one save",
     "turnkeep.spans:MAX_PARTS": "pieces of the list before, and new ones between them, in a list given to `save_all`; "
     "one of more is stored anew, whole",
+    "turnkeep.transfer:MAX_LINE_BYTES": "bytes of a line of an export",
+    "turnkeep.store._payload:MAX_PAYLOAD_BYTES": "bytes of an archived conversation, compressed",
     "turnkeep._jsonreader:MAX_DEPTH": "arrays and objects nested in one another",
     "turnkeep.model:_MAX_ID_CHARACTERS": "characters of a conversation's own id",
     "turnkeep.store._arguments:_MAX_KEY_CHARACTERS": "characters of an idempotency key",

@@ -71,6 +71,9 @@ OUTCOMES = {
     "not_waiting": "No worker is waited for, or somebody is just at it.",
     "filled": "The text is kept.",
     "lost": "The claim does not hold any more, or what it was of is gone.",
+    "archived": "It is in the archive already.",
+    "locked": "Nothing stands in the way, and nobody writes to it until the transaction ends.",
+    "turn_open": "A turn of the branch is open.",
     "failed": "Its workers have died five times in a row: it is failed instead.",
 }
 

@@ -89,6 +89,9 @@ class AsyncConversations(AsyncOpened):
         turn, sub_step = _arguments.place(at, "at")
         number = await self._number(conversation, branch)
         found = await read_checkpoints(self._database, [(self._uuid(conversation), number, turn, sub_step)])
+        if 1 not in found and (archived := await self._archived(conversation)) is not None:
+            checkpoint = archived.checkpoint(number, turn, sub_step)
+            found = {} if checkpoint is None else {1: checkpoint}
         if 1 not in found:
             parts = [] if branch is None else [f"a branch {branch}"]
             parts += [] if at is None else [f"a checkpoint at {turn}.{sub_step}"]

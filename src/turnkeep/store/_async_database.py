@@ -163,10 +163,13 @@ class AsyncDatabase:
         action: Callable[[waiting.Connection], Awaitable[Result]],
         *,
         keep: Callable[[waiting.Connection, Result], None] | None = None,
+        bounded: bool = True,
     ) -> Result:
         """Do something with a connection, again within the deadline where that can help, as `fetch` says.
 
         `keep` is given the connection, with the result, where the action succeeds; it goes back by `give_back` then.
+        Where it is not `bounded`, the action bounds each of its statements itself, and the deadline is for what comes
+        after its first failure.
         """
         self.check_usable()
         deadline = monotonic() + self.timeout
@@ -179,7 +182,10 @@ class AsyncDatabase:
                 try:
                     if deadline - monotonic() < self.timeout * _LEAST_SHARE:
                         raise self._no_connection(last)
-                    async with waiting.until(deadline, connection):
+                    if bounded:
+                        async with waiting.until(deadline, connection):
+                            result = await action(connection)
+                    else:
                         result = await action(connection)
                     if keep is not None:
                         keep(connection, result)
@@ -198,6 +204,8 @@ class AsyncDatabase:
                 remedy = remedy_for(error)
                 if remedy is Remedy.GIVE_UP:
                     raise translated(error, self.schema) from error
+                if last is None and not bounded:
+                    deadline = monotonic() + self.timeout
                 last = error
                 if remedy is Remedy.RECONNECT:
                     self._healing.start(self._bring_back)

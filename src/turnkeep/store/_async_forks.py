@@ -72,6 +72,8 @@ class AsyncForks(AsyncConversations):
         Each says at which (branch, turn_index, sub_step) it was forked. Raises `NotFoundError`.
         """
         rows = await self._database.fetch("branches", {"conversation": self._uuid(conversation)})
+        if not rows and (archived := await self._archived(conversation)) is not None:
+            return archived.branches()
         if not rows:
             raise no_conversation(conversation)
         return _rows.branches(rows)

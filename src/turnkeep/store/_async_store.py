@@ -8,15 +8,17 @@ from turnkeep import settings
 from turnkeep.model import Checkpoint, CheckpointSummary, ConversationSummary
 from turnkeep.store import _arguments, _rows
 from turnkeep.store._arguments import MAX_PAGE
+from turnkeep.store._async_archive import AsyncArchive
 from turnkeep.store._async_forks import AsyncForks
 from turnkeep.store._async_head import read_checkpoints
 from turnkeep.store._async_opened import BranchId, Id
 from turnkeep.store._async_queue import AsyncQueue
+from turnkeep.store._async_transfer import AsyncTransfer
 
 _RESTORED_AT_ONCE = 100
 
 
-class AsyncStore(AsyncForks, AsyncQueue):
+class AsyncStore(AsyncForks, AsyncQueue, AsyncArchive, AsyncTransfer):
     """Conversations in one schema of one database. Made by `turnkeep.open`, used as an async context manager.
 
     It belongs to the event loop that opened it. All its calls may be made from many tasks at once; each is one
@@ -74,16 +76,19 @@ class AsyncStore(AsyncForks, AsyncQueue):
         `before` is the (turn_index, sub_step) of the last of one page and gives the next one.
         """
         turn, sub_step = _arguments.place(before, "before")
+        number = await self._number(conversation, branch)
         rows = await self._database.fetch(
             "history",
             {
                 "conversation": self._uuid(conversation),
-                "branch": await self._number(conversation, branch),
+                "branch": number,
                 "limit": _arguments.page(limit),
                 "before_turn": turn,
                 "before_sub_step": sub_step,
             },
         )
+        if not rows and (archived := await self._archived(conversation)) is not None:
+            return archived.history(number, limit, before)
         if not rows and before is None:
             await self.restore(conversation, branch=branch)
         return [CheckpointSummary(*row) for row in rows]

@@ -13,7 +13,9 @@ from psycopg.conninfo import conninfo_to_dict
 from turnkeep.errors import (
     ConfigurationError,
     ConflictError,
+    ConversationArchivedError,
     ConversationEndedError,
+    CorruptionError,
     DatabaseError,
     PermissionDeniedError,
     SchemaError,
@@ -111,6 +113,12 @@ def translated(error: psycopg.Error, schema: str) -> TurnkeepError:
             return ConversationEndedError(
                 f"{text}; nothing was written: reopen it first (store.reopen, `turnkeep reopen`)"
             )
+        case "TK005":
+            return ConversationArchivedError(
+                f"{text}; nothing was written: unarchive it first (store.unarchive, `turnkeep unarchive`)"
+            )
+        case "XX001":
+            return CorruptionError(f"{text}; nothing was changed")
         case "TK004":
             return ConflictError(
                 f"{text} than was seen there; nothing was written. A failover has lost writes: "

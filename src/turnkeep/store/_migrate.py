@@ -31,7 +31,7 @@ _REPEATABLE = tuple(
     f"schema/{part}.sql"
     for part in (
         *("reading", "writing", "leases", "conversations"),
-        *("views", "documents", "insert_values", "insert", "comments"),
+        *("archiving", "views", "documents", "insert_values", "insert", "comments"),
     )
 )
 _FILE = re.compile(r"^(\d{4})_(\w+)\.sql$")

@@ -164,10 +164,13 @@ class Database:
         action: Callable[[waiting.Connection], Result],
         *,
         keep: Callable[[waiting.Connection, Result], None] | None = None,
+        bounded: bool = True,
     ) -> Result:
         """Do something with a connection, again within the deadline where that can help, as `fetch` says.
 
         `keep` is given the connection, with the result, where the action succeeds; it goes back by `give_back` then.
+        Where it is not `bounded`, the action bounds each of its statements itself, and the deadline is for what comes
+        after its first failure.
         """
         self.check_usable()
         deadline = monotonic() + self.timeout
@@ -180,7 +183,10 @@ class Database:
                 try:
                     if deadline - monotonic() < self.timeout * _LEAST_SHARE:
                         raise self._no_connection(last)
-                    with waiting.until(deadline, connection):
+                    if bounded:
+                        with waiting.until(deadline, connection):
+                            result = action(connection)
+                    else:
                         result = action(connection)
                     if keep is not None:
                         keep(connection, result)
@@ -199,6 +205,8 @@ class Database:
                 remedy = remedy_for(error)
                 if remedy is Remedy.GIVE_UP:
                     raise translated(error, self.schema) from error
+                if last is None and not bounded:
+                    deadline = monotonic() + self.timeout
                 last = error
                 if remedy is Remedy.RECONNECT:
                     self._healing.start(self._bring_back)

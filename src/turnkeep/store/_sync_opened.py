@@ -5,15 +5,19 @@ from __future__ import annotations
 
 import copy
 import uuid
+from collections.abc import Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from turnkeep import settings
 from turnkeep._version import REVISION
 from turnkeep.errors import NotFoundError, SchemaError, UsageError
 from turnkeep.model import conversation_uuid
 from turnkeep.store import _arguments
+from turnkeep.store import _sync_waiting as waiting
+from turnkeep.store._archived import Archived
 from turnkeep.store._details import check_name
+from turnkeep.store._statements import statements
 from turnkeep.store._sync_database import Database
 from turnkeep.store._sync_waiting import in_thread
 from turnkeep.store._vectors import EMBEDDING_DIMENSIONS
@@ -128,9 +132,26 @@ class Opened:
             return _arguments.branch_number(branch)
         parameters = {"conversation": self._uuid(conversation), "name": check_name(branch, "branch")}
         rows = self._database.fetch("branch_named", parameters)
+        if not rows and (archived := self._archived(conversation)) is not None:
+            rows = [(number,)] if (number := archived.number_of(branch)) is not None else []
         if not rows:
             raise NotFoundError(f"conversation {str(conversation)!r} has no branch named {branch!r}")
         return int(rows[0][0])
+
+    def _ask(self, statement: bytes, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        """Run a statement of another file than the store's own."""
+
+        def run(connection: waiting.Connection) -> list[tuple[Any, ...]]:
+            return self._database.rows(connection, statement, parameters)
+
+        return self._database.attempt(run)
+
+    def _archived(self, conversation: Id) -> Archived | None:
+        """What is archived of a conversation, for what the tables don't have; None where it is not in the archive."""
+        key = self._uuid(conversation)
+        statement = statements(self._schema, "sql/archive.sql")["archive_payload"]
+        rows = self._ask(statement, {"conversation": key})
+        return in_thread(Archived, key, rows[0]) if rows else None
 
     def _check_revision(self, database: Database) -> None:
         ((have, dimensions),) = database.fetch("revision", {"schema": self._schema})

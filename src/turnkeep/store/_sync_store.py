@@ -9,15 +9,17 @@ from turnkeep import settings
 from turnkeep.model import Checkpoint, CheckpointSummary, ConversationSummary
 from turnkeep.store import _arguments, _rows
 from turnkeep.store._arguments import MAX_PAGE
+from turnkeep.store._sync_archive import Archive
 from turnkeep.store._sync_forks import Forks
 from turnkeep.store._sync_head import read_checkpoints
 from turnkeep.store._sync_opened import BranchId, Id
 from turnkeep.store._sync_queue import Queue
+from turnkeep.store._sync_transfer import Transfer
 
 _RESTORED_AT_ONCE = 100
 
 
-class Store(Forks, Queue):
+class Store(Forks, Queue, Archive, Transfer):
     """Conversations in one schema of one database. Made by `turnkeep.open_sync`, used as a context manager.
 
     All its calls may be made from many threads at once; each is one
@@ -75,16 +77,19 @@ class Store(Forks, Queue):
         `before` is the (turn_index, sub_step) of the last of one page and gives the next one.
         """
         turn, sub_step = _arguments.place(before, "before")
+        number = self._number(conversation, branch)
         rows = self._database.fetch(
             "history",
             {
                 "conversation": self._uuid(conversation),
-                "branch": self._number(conversation, branch),
+                "branch": number,
                 "limit": _arguments.page(limit),
                 "before_turn": turn,
                 "before_sub_step": sub_step,
             },
         )
+        if not rows and (archived := self._archived(conversation)) is not None:
+            return archived.history(number, limit, before)
         if not rows and before is None:
             self.restore(conversation, branch=branch)
         return [CheckpointSummary(*row) for row in rows]

@@ -17,3 +17,5 @@ ALTER TABLE {schema}.archive ALTER COLUMN payload SET STORAGE EXTERNAL;  -- comp
 
 CREATE INDEX IF NOT EXISTS conversation_ended ON {schema}.conversation (ended_at)
     WHERE ended_at IS NOT NULL AND archived_at IS NULL;
+CREATE INDEX IF NOT EXISTS conversation_archived ON {schema}.conversation (archived_at DESC, conversation_id DESC)
+    WHERE archived_at IS NOT NULL;

@@ -25,7 +25,12 @@ BEGIN
     END IF;
     INSERT INTO {schema}.conversation (conversation_id, external_id, agent_id, created_at, tenant,
                                        parent_conversation_id, title, tags, metadata)
-    VALUES (p_conversation, p_external_id, p_agent, v_now, p_tenant, p_parent, p_title, p_tags, p_metadata);
+    VALUES (p_conversation, p_external_id, p_agent, v_now, p_tenant, p_parent, p_title, p_tags, p_metadata)
+    ON CONFLICT DO NOTHING;
+    IF NOT FOUND THEN  -- its branches are in the archive, or have just been put back from there
+        PERFORM {schema}.refuse_archived(p_conversation);
+        RAISE EXCEPTION 'the conversation has just been unarchived' USING ERRCODE = 'serialization_failure';
+    END IF;
     outcome := 'created';
 END $$;
 
@@ -49,6 +54,9 @@ BEGIN
     SELECT v.* INTO v_conversation FROM {schema}.conversation AS v WHERE v.conversation_id = p_conversation
     FOR NO KEY UPDATE;
     version := v_conversation.version;
+    IF v_conversation.archived_at IS NOT NULL THEN
+        PERFORM {schema}.refuse_archived(p_conversation);
+    END IF;
     outcome := CASE
         WHEN version IS NULL THEN 'not_found'
         WHEN p_update_id = ANY (v_conversation.update_ids) THEN 'repeated'
@@ -89,6 +97,7 @@ BEGIN
         v_locked := v_rows;
     END LOOP;
     IF v_locked = 0 THEN  -- also where one is just being made: its branch would be left out
+        PERFORM {schema}.refuse_archived(p_conversation);
         outcome := 'not_found';
         RETURN;
     END IF;
@@ -137,8 +146,10 @@ BEGIN
     END AS status) AS s
     WHERE b.conversation_id = p_conversation AND b.status = 'ended'
         AND o.conversation_id = b.conversation_id AND o.branch = b.branch;
-    UPDATE {schema}.conversation AS v SET ended_at = NULL WHERE v.conversation_id = p_conversation;
+    UPDATE {schema}.conversation AS v SET ended_at = NULL
+    WHERE v.conversation_id = p_conversation AND v.archived_at IS NULL;
     outcome := CASE WHEN FOUND THEN 'reopened' ELSE 'not_found' END;
+    PERFORM {schema}.refuse_archived(p_conversation);
 END $$;
 
 -- What waits for others must see what they have done: no other isolation level shows that.
@@ -236,6 +247,7 @@ BEGIN
     p_sub_step := CASE WHEN p_turn IS NULL THEN v_source.sub_step ELSE p_sub_step END;
     p_turn := coalesce(p_turn, v_source.turn_index);
     IF v_source.branch IS NULL THEN
+        PERFORM {schema}.refuse_archived(p_conversation);
         outcome := 'not_found';
         RETURN;
     END IF;
@@ -299,6 +311,7 @@ BEGIN
         SELECT v.current_branch FROM {schema}.conversation AS v WHERE v.conversation_id = p_conversation))
     FOR KEY SHARE;
     IF NOT FOUND THEN
+        PERFORM {schema}.refuse_archived(p_conversation);
         outcome := 'not_found';
         RETURN;
     END IF;
@@ -388,6 +401,7 @@ LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog,
 BEGIN
     PERFORM FROM {schema}.branch AS b WHERE b.conversation_id = p_conversation AND b.branch = p_branch FOR KEY SHARE;
     IF NOT FOUND THEN
+        PERFORM {schema}.refuse_archived(p_conversation);
         RETURN NULL;
     END IF;
     UPDATE {schema}.conversation AS v SET current_branch = p_branch
@@ -406,6 +420,9 @@ DECLARE
 BEGIN
     PERFORM {schema}.must_see_others();
     PERFORM FROM {schema}.branch AS b WHERE b.conversation_id = p_conversation ORDER BY b.branch FOR UPDATE;
+    IF NOT FOUND THEN
+        PERFORM {schema}.refuse_archived(p_conversation);
+    END IF;
     SELECT b.lease_owner, b.lease_until, ARRAY(
             SELECT o.branch FROM {schema}.branch AS o
             WHERE o.conversation_id = p_conversation AND o.branch <> p_branch AND p_branch = ANY (

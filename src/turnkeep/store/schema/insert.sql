@@ -19,10 +19,13 @@ BEGIN
     WHERE b.conversation_id = p_conversation AND b.branch = coalesce(p_branch, (
         SELECT v.current_branch FROM {schema}.conversation AS v WHERE v.conversation_id = p_conversation))
     FOR UPDATE;
-    IF NOT FOUND AND p_branch IS NULL THEN
+    IF NOT FOUND THEN
+        PERFORM {schema}.refuse_archived(p_conversation);
+    END IF;
+    IF v_branch.branch IS NULL AND p_branch IS NULL THEN
         RAISE EXCEPTION 'conversation % has been erased meanwhile', p_conversation
             USING ERRCODE = 'no_data_found', HINT = 'The same row again begins another one of that id.';
-    ELSIF NOT FOUND THEN
+    ELSIF v_branch.branch IS NULL THEN
         RAISE EXCEPTION 'conversation % has no branch %', p_conversation, p_branch
             USING ERRCODE = 'no_data_found', HINT = 'Leave branch out for the current one; a fork makes a new one.';
     END IF;

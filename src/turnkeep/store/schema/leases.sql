@@ -51,7 +51,10 @@ BEGIN
     IF outcome = 'ended' THEN
         RAISE EXCEPTION 'conversation % has ended', p_conversation USING ERRCODE = 'TK003';
     END IF;
-    outcome := coalesce(outcome, 'not_found');
+    IF outcome IS NULL THEN
+        PERFORM {schema}.refuse_archived(p_conversation);
+        outcome := 'not_found';
+    END IF;
 END $$;
 
 -- The lease's new end, or null if the token no longer holds. It holds, though expired, until somebody claims the branch or
@@ -126,7 +129,9 @@ BEGIN
             THEN 'ready'
         ELSE 'idle'
     END;
-    IF outcome = 'ended' THEN
+    IF outcome = 'not_found' THEN
+        PERFORM {schema}.refuse_archived(p_conversation);
+    ELSIF outcome = 'ended' THEN
         RAISE EXCEPTION 'conversation % has ended', p_conversation USING ERRCODE = 'TK003';
     ELSIF outcome IN ('ready', 'idle') THEN
         UPDATE {schema}.branch AS b SET status = outcome, ready_at = CASE outcome WHEN 'ready' THEN v_now END,

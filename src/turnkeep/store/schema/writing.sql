@@ -138,6 +138,7 @@ BEGIN
     INTO save_refusal.branch, save_refusal.turn_index, save_refusal.sub_step, save_refusal.lease_until, outcome
     FROM {schema}.branch AS b WHERE b.conversation_id = p_conversation AND b.branch = p_branch;
     IF NOT FOUND THEN
+        PERFORM {schema}.refuse_archived(p_conversation);
         outcome := 'not_found';
     ELSIF outcome = 'ended' THEN
         RAISE EXCEPTION 'conversation % has ended', p_conversation USING ERRCODE = 'TK003';
@@ -387,6 +388,7 @@ BEGIN
     WHERE r.conversation_id = p_conversation AND r.branch = p_branch AND r.taken_turn IS NULL
     ORDER BY r.number LIMIT 1;
     IF NOT FOUND THEN
+        PERFORM {schema}.refuse_archived(p_conversation);
         outcome := 'none';
         RETURN;
     END IF;
@@ -427,6 +429,7 @@ BEGIN
         updated_at = greatest(v_now, b.updated_at + interval '1 microsecond')
     WHERE b.conversation_id = p_conversation AND b.branch = post_v1.branch;
     IF NOT FOUND THEN
+        PERFORM {schema}.refuse_archived(p_conversation);
         outcome := 'not_found';
         RETURN;
     END IF;

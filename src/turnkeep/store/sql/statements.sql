@@ -75,7 +75,7 @@ SELECT outcome FROM {schema}.create_v2(%(conversation)s, %(external_id)s, %(agen
 -- name: describe
 -- What is said of a conversation.
 SELECT v.conversation_id, v.external_id, v.agent_id, v.tenant, v.title, v.tags, v.metadata::pg_catalog.text, v.version,
-    v.parent_conversation_id, v.current_branch, v.created_at, v.ended_at
+    v.parent_conversation_id, v.current_branch, v.created_at, v.ended_at, v.archived_at
 FROM {schema}.conversation AS v WHERE v.conversation_id = %(conversation)s
 
 -- name: update

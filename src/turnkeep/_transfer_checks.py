@@ -1,0 +1,172 @@
+"""What the rows of a conversation must agree on before they are stored. Pure.
+
+It looks at each row once, in the order of the format, and keeps little of it: a conversation may be huge.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Any
+
+from turnkeep import jsontext
+from turnkeep.errors import InvalidInputError
+from turnkeep.spans import owner_of
+
+_STATUSES = frozenset(("idle", "open", "ready", "waiting", "ended", "failed"))
+_PHASES = frozenset(("input", "tool_calls", "started", "tool_results", "step", "final"))
+
+Record = dict[str, Any]
+
+
+class Checks:
+    """Rows of one conversation against each other. Raises `ValueError` in words."""
+
+    def __init__(self, head: Record) -> None:
+        self._head = head
+        self._branches: dict[int, Record] = {}
+        self._last: dict[str, tuple[Any, ...]] = {}
+        self._keys: set[str] = set()
+        # Positions that are there, on each branch, as (starts, stops) of runs: as good as always one.
+        self._runs: dict[int, tuple[list[int], list[int]]] = {}
+        self._heads: set[tuple[int, int, int]] = set()
+        _need(head["next_branch"] >= 1, "next_branch is less than 1")
+        _check_object(head["metadata"], "metadata")
+        _need(len(head.get("ttl", [0] * 3)) == 3, "ttl is not months, days and microseconds")
+
+    def row(self, kind: Any, record: Record) -> None:
+        """Check a row."""
+        match kind.name:
+            case "branch":
+                self._branch(record)
+            case "message":
+                self._message(record)
+            case "checkpoint":
+                self._checkpoint(record)
+            case "request":
+                self._request(record)
+            case _:
+                self._document(record)
+
+    def end(self) -> None:
+        """Check what can be said only when all is there."""
+        _need(self._head["current_branch"] in self._branches, "the current branch is missing")
+        for turn, sub_step, branch in self._heads:
+            raise ValueError(f"checkpoint {turn}.{sub_step} of branch {branch}, a head, is missing")
+
+    def _branch(self, row: Record) -> None:
+        number, lineage = row["branch"], row["lineage"]
+        self._in_order("branch", number)
+        _need(0 <= number < self._head["next_branch"], f"branch {number} is not below next_branch")
+        _need(row["status"] in _STATUSES, f"branch {number}: a status {row['status'][:50]!r} can't be stored")
+        _need(
+            row["status"] != "ended" or "ended_at" in self._head, f"branch {number} has ended, its conversation has not"
+        )
+        _need(row["turn_index"] >= -1 and row["sub_step"] >= 0, f"branch {number}: its head can't be")
+        _need(row["next_position"] >= 0 and row["attempts"] >= 0, f"branch {number}: a number is negative")
+        _need(len(lineage) % 3 == 0, f"branch {number}: its lineage is not triples")
+        places = [(lineage[i + 1], lineage[i + 2]) for i in range(0, len(lineage), 3)]
+        _need(
+            all(ancestor in self._branches for ancestor in lineage[::3])
+            and list(lineage[::3]) == sorted(set(lineage[::3]))
+            and places == sorted(places),
+            f"branch {number}: its lineage leads nowhere",
+        )
+        if "failure" in row:
+            _check_object(row["failure"], f"branch {number}: failure")
+        self._branches[number] = row
+        if row["turn_index"] >= 0:
+            self._heads.add(
+                (row["turn_index"], row["sub_step"], owner_of(number, lineage, row["turn_index"], row["sub_step"]))
+            )
+
+    def _message(self, row: Record) -> None:
+        branch, position = row["branch"], row["position"]
+        self._in_order("message", branch, position)
+        known = self._branches.get(branch)
+        _need(known is not None, f"message {position} is of branch {branch}, which is missing")
+        assert known is not None
+        _need(0 <= position < known["next_position"], f"message {position} of branch {branch} is beyond its log")
+        _check_object(row["body"], f"message {position} of branch {branch}")
+        starts, stops = self._runs.setdefault(branch, ([], []))
+        if stops and stops[-1] == position:
+            stops[-1] += 1
+        else:
+            starts.append(position)
+            stops.append(position + 1)
+
+    def _checkpoint(self, row: Record) -> None:
+        turn, sub_step, branch = row["turn_index"], row["sub_step"], row["branch"]
+        name = f"checkpoint {turn}.{sub_step} of branch {branch}"
+        self._in_order("checkpoint", turn, sub_step, branch)
+        known = self._branches.get(branch)
+        _need(known is not None, f"{name}: the branch is missing")
+        assert known is not None
+        _need(
+            turn >= 0 and sub_step >= 0 and (turn, sub_step) <= (known["turn_index"], known["sub_step"]),
+            f"{name} is beyond the branch's head",
+        )
+        _need(row["phase"] in _PHASES, f"{name}: there is no phase {row['phase'][:50]!r}")
+        parent = [part in row for part in ("parent_turn_index", "parent_sub_step", "parent_branch")]
+        _need(all(parent) or not any(parent), f"{name}: its parent is named in part")
+        self._spans(row["spans"], name)
+        answers = row.get("answers", [])
+        _need(len(answers) % 3 == 0 and all(number >= 0 for number in answers), f"{name}: its answers are not triples")
+        for part in ("tool_calls", "tool_results"):
+            if part in row:
+                _need(row[part].lstrip(" \t\r\n").startswith("["), f"{name}: {part} is not an array")
+                _check_json(row[part], f"{name}: {part}")
+        if "state" in row:
+            _check_json(row["state"], f"{name}: state")
+        self._heads.discard((turn, sub_step, branch))
+
+    def _spans(self, spans: list[int], name: str) -> None:
+        _need(len(spans) % 3 == 0, f"{name}: its spans are not triples")
+        for i in range(0, len(spans), 3):
+            branch, start, stop = spans[i : i + 3]
+            starts, stops = self._runs.get(branch, ([], []))
+            run = bisect_right(starts, start) - 1
+            _need(
+                start < stop and run >= 0 and stop <= stops[run],
+                f"{name}: messages {start} to {stop} of branch {branch} are not all there",
+            )
+
+    def _request(self, row: Record) -> None:
+        self._in_order("request", row["number"])
+        _need(row["key"] not in self._keys, f"the key {row['key'][:100]!r} is there twice")
+        _need(1 <= len(row["key"]) <= 500, "a key has 1 to 500 characters")
+        self._keys.add(row["key"])
+        _need(row["branch"] in self._branches, f"request {row['key'][:100]!r}: its branch is missing")
+        _need(row.get("taken_turn", 0) >= 0, f"request {row['key'][:100]!r}: there is no such turn")
+        _need("body" in row or "taken_turn" in row, f"request {row['key'][:100]!r} waits, and has no body")
+        if "body" in row:
+            name = f"request {row['key'][:100]!r}"
+            _need(row["body"].lstrip(" \t\r\n")[:1] in ("{", "["), f"{name}: its body is no message")
+            _check_json(row["body"], name)
+
+    def _document(self, row: Record) -> None:
+        self._in_order("document", row["branch"], row["turn_index"], row["chunk"])
+        _need(row["branch"] in self._branches, "a document's branch is missing")
+        _need(row["turn_index"] >= 0 and row["chunk"] >= 0, "a document of no turn")
+        _need("embedding" not in row or ("model" in row and "text" in row), "an embedding without text and model")
+
+    def _in_order(self, kind: str, *key: int) -> None:
+        last = self._last.get(kind)
+        _need(last is None or last < key, f"{kind} {'.'.join(map(str, key))} is out of order, or there twice")
+        self._last[kind] = key
+
+
+def _need(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise ValueError(otherwise)
+
+
+def _check_object(text: str, what: str) -> None:
+    _need(text.lstrip(" \t\r\n").startswith("{"), f"{what} is not an object")
+    _check_json(text, what)
+
+
+def _check_json(text: str, what: str) -> None:
+    try:
+        jsontext.check_stored(text, what)
+    except InvalidInputError as error:
+        raise ValueError(str(error)) from None
