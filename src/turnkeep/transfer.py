@@ -276,7 +276,7 @@ class Reader:
         self.position = 0
         self._next = 0
         self._since_end_of_file = 0
-        self._ended = True
+        self._ended = False
 
     def conversation(self) -> Record | None:
         """The first line of the next conversation, or None at the end."""

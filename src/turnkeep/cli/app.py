@@ -11,6 +11,7 @@ import typer
 
 import turnkeep
 from turnkeep.cli import (
+    archive,
     branches,
     demo,
     details,
@@ -24,6 +25,7 @@ from turnkeep.cli import (
     schema,
     show,
     stats,
+    transfer,
     worker,
 )
 from turnkeep.cli import run as chat
@@ -72,6 +74,10 @@ app.add_typer(branches.app, name="branch")
 app.command("edit")(details.edit)
 app.command("end")(details.end)
 app.command("reopen")(details.reopen)
+app.command("export")(transfer.export)
+app.command("import")(transfer.import_)
+app.command("archive")(archive.archive)
+app.command("unarchive")(archive.unarchive)
 app.command("erase")(erase.erase)
 app.command("stats")(stats.stats)
 app.add_typer(embedded.app, name="embedded")

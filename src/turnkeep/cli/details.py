@@ -127,6 +127,8 @@ def detail_rows(about: Conversation) -> list[tuple[str, str]]:
         rows.append(("child of", str(about.parent)))
     if about.ended_at is not None:
         rows.append(("ended", f"{about.ended_at:%Y-%m-%d %H:%M:%S %Z}"))
+    if about.archived_at is not None:
+        rows.append(("archived", f"{about.archived_at:%Y-%m-%d %H:%M:%S %Z}"))
     return rows
 
 

@@ -16,11 +16,11 @@ from turnkeep.cli.details import pairs
 from turnkeep.cli.options import Options, conversation_command
 from turnkeep.cli.output import Column, Output
 from turnkeep.cli.reference import find_only
-from turnkeep.cli.text import ago, duration, short_ids
+from turnkeep.cli.text import ago, duration, short_ids, size
 from turnkeep.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from turnkeep.model import ConversationSummary
+    from turnkeep.model import ArchivedConversation, ConversationSummary
 
 _PAGE = 1000
 STATUS_STYLES = {"running": "green", "idle": "dim", "ended": "dim", "failed": "bold red"}
@@ -38,6 +38,17 @@ _COLUMNS = (
     Column("turn", right=True),
     Column("last turn", right=True),
     Column("lease"),
+)
+
+_ARCHIVED_COLUMNS = (
+    Column("id"),
+    Column("conversation", flexible=True),
+    Column("title", flexible=True),
+    Column("agent", flexible=True),
+    Column("messages", right=True),
+    Column("before", right=True),
+    Column("size", right=True),
+    Column("archived", right=True),
 )
 
 
@@ -67,6 +78,7 @@ def ls(
         bool,
         typer.Option("--interrupted", help="Branches in the middle of a turn that no live lease holds."),
     ] = False,
+    archived: Annotated[bool, typer.Option("--archived", help="What is in the archive, and how large it is.")] = False,
 ) -> None:
     """List conversations, those with the newest turns first."""
     filters = {
@@ -76,6 +88,11 @@ def ls(
     }
     if interrupted and (parent is not None or any(filters.values())):
         raise InvalidInputError("--interrupted goes with --agent and --tenant only")
+    if archived:
+        if interrupted or parent is not None or filters.pop("status"):
+            raise InvalidInputError("--archived goes with --agent, --tag, --where and --tenant only")
+        _print_archived(options, asyncio.run(_read_archived(options, agent, limit, filters)), limit)
+        return
     found = asyncio.run(_read(options, agent, limit, interrupted, parent, filters))
     output = options.output
     if options.json:
@@ -108,6 +125,48 @@ async def _read(
             if len(page) < asked:
                 break
     return found
+
+
+async def _read_archived(
+    options: Options, agent: str | None, limit: int, filters: dict[str, Any]
+) -> list[ArchivedConversation]:
+    """One more than is asked for, where there is one."""
+    found: list[ArchivedConversation] = []
+    async with opened(options) as store:
+        while len(found) <= limit:
+            asked = min(limit + 1 - len(found), _PAGE)
+            page = await store.archived(agent_id=agent, limit=asked, before=found[-1] if found else None, **filters)
+            found += page
+            if len(page) < asked:
+                break
+    return found
+
+
+def _print_archived(options: Options, found: Sequence[ArchivedConversation], limit: int) -> None:
+    output, now = options.output, datetime.now(UTC)
+    if options.json:
+        for one in found[:limit]:
+            output.record(asdict(one))
+    elif found:
+        ids = short_ids([one.conversation_id for one in found])
+        rows = [
+            (
+                (short, "cyan"),
+                "-" if one.external_id == str(one.conversation_id) else one.external_id,
+                one.title or "-",
+                one.agent_id or "-",
+                f"{one.messages:,}",
+                size(one.raw_bytes),
+                size(one.bytes),
+                ago(one.archived_at, now),
+            )
+            for short, one in zip(ids, found[:limit], strict=False)
+        ]
+        output.table(_ARCHIVED_COLUMNS, rows)
+    if len(found) > limit:
+        output.note(f"There are more than {limit:,}: ask with a larger --limit.")
+    if not found:
+        output.note("Nothing that this fits is in the archive.")
 
 
 def _print(output: Output, found: Sequence[ConversationSummary]) -> None:

@@ -38,7 +38,18 @@ _MEMBERS = (
     *("turn_open", "parent", "created_at", "write_id", "status", "lease_owner", "lease_until", "failure"),
 )
 _PAGE = 1000
-_DETAILS = ("title", "tags", "metadata", "version", "tenant", "parent", "current_branch", "created_at", "ended_at")
+_DETAILS = (
+    "title",
+    "tags",
+    "metadata",
+    "version",
+    "tenant",
+    "parent",
+    "current_branch",
+    "created_at",
+    "ended_at",
+    "archived_at",
+)
 _ROLE_STYLES = {"user": "bold cyan", "assistant": "bold green", "tool": "bold magenta", "system": "bold blue"}
 _PART_STYLES = {"thought": "dim italic", "note": "dim"}
 _COLUMNS = (
@@ -116,7 +127,8 @@ async def _read(options: Options, reference: str) -> tuple[Checkpoint, list[Wait
         about = await store.describe(found.conversation)
         if found.at is not None:
             return checkpoint, [], about
-        return checkpoint, await waiting(store, found.conversation, checkpoint.branch), about
+        archived = about.archived_at is not None
+        return checkpoint, await waiting(store, found.conversation, checkpoint.branch, archived=archived), about
 
 
 async def _read_tree(options: Options, reference: str) -> list[BranchSummary]:

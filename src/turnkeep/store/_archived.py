@@ -53,6 +53,8 @@ class Archived:
             if with_header:
                 yield CONVERSATION, header
             yield from reader.rows()
+            if reader.conversation() is not None:
+                raise reader.error("it holds more than one conversation")
         except TransferError as error:
             raise CorruptionError(f"{error}; nothing was changed. A backup has it as it was") from error
 

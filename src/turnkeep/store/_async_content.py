@@ -222,12 +222,14 @@ async def in_transaction(
     level = IsolationLevel.REPEATABLE_READ if snapshot else IsolationLevel.READ_COMMITTED
 
     async def run(connection: waiting.Connection) -> Result:
+        begun = False
         try:
             async with waiting.until(monotonic() + database.timeout, connection):
                 await connection.set_isolation_level(level)
                 await connection.set_read_only(snapshot)
                 block = connection.transaction()
                 await block.__aenter__()
+            begun = True
             try:
                 result = await action(AsyncContent(database, connection, conversation))
             except BaseException as failure:
@@ -238,7 +240,7 @@ async def in_transaction(
                 await block.__aexit__(None, None, None)
             return result
         except psycopg.Error as error:
-            if repeatable:
+            if repeatable or not begun:
                 raise
             raise translated(error, database.schema) from error
         finally:

@@ -24,8 +24,11 @@ class Waiting:
     text: str = field(repr=False)
 
 
-async def waiting(store: AsyncStore, conversation: uuid.UUID, branch: int) -> list[Waiting]:
-    """The requests that wait on a branch, the oldest first, at most `MOST` of them."""
+async def waiting(store: AsyncStore, conversation: uuid.UUID, branch: int, *, archived: bool = False) -> list[Waiting]:
+    """The requests that wait on a branch, the oldest first, at most `MOST` of them. `archived` says where to look."""
+    if archived:
+        found = await store._archived(conversation)
+        return [] if found is None else [Waiting(*row) for row in found.waiting(branch, MOST)]
     rows = await Reader(store, "sql/show.sql").fetch(
         "waiting", {"conversation": conversation, "branch": branch, "limit": MOST}
     )

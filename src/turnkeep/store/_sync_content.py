@@ -221,12 +221,14 @@ def in_transaction(
     level = IsolationLevel.REPEATABLE_READ if snapshot else IsolationLevel.READ_COMMITTED
 
     def run(connection: waiting.Connection) -> Result:
+        begun = False
         try:
             with waiting.until(monotonic() + database.timeout, connection):
                 connection.set_isolation_level(level)
                 connection.set_read_only(snapshot)
                 block = connection.transaction()
                 block.__enter__()
+            begun = True
             try:
                 result = action(ConversationContent(database, connection, conversation))
             except BaseException as failure:
@@ -237,7 +239,7 @@ def in_transaction(
                 block.__exit__(None, None, None)
             return result
         except psycopg.Error as error:
-            if repeatable:
+            if repeatable or not begun:
                 raise
             raise translated(error, database.schema) from error
         finally:
