@@ -7,7 +7,7 @@ parsed when they are first asked for.
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from datetime import datetime
 from functools import cached_property
 from typing import Any
@@ -314,6 +314,27 @@ class Transferred:
     messages: int
     checkpoints: int
     bytes: int
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What pruning has removed, or would remove: rows of each kind, and about how many `bytes` of JSON.
+
+    `conversations` is how many were looked at. `held_back` counts checkpoints that stay until the documents of their
+    turns have been filled (`turnkeep embed`), `busy` conversations that somebody kept locked, which were left alone.
+    """
+
+    conversations: int = 0
+    checkpoints: int = 0
+    messages: int = 0
+    documents: int = 0
+    bytes: int = 0
+    held_back: int = 0
+    busy: int = 0
+
+    def __add__(self, other: Pruned) -> Pruned:
+        """Both together."""
+        return Pruned(*(one + another for one, another in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True)

@@ -148,7 +148,7 @@ async def _check_views(observer: Observer, conversation: PlainConversation) -> N
         snapshot = own[row[:3]]
         parent = snapshot.parent
         same(row[4:7], (
-            ids[parent.branch, *parent.place] if parent else None, snapshot.write.kind, snapshot.agent,
+            ids.get((parent.branch, *parent.place)) if parent else None, snapshot.write.kind, snapshot.agent,
         ))  # fmt: skip
         same(row[7], list(map(_shown, snapshot.texts)))
         same(row[8], list(map(_shown, snapshot.write.calls)) or None)
@@ -178,7 +178,12 @@ def _check_rows(observer: Observer, conversation: PlainConversation) -> None:
     rows = observer.rows(
         "SELECT branch, count(*)::int FROM turnkeep.message WHERE conversation_id = %s GROUP BY branch", conversation.id
     )
-    same(dict(rows), {b.number: b.stored for b in conversation.branches.values() if b.stored})
+    stored = {b.number: b.stored - len(b.pruned) for b in conversation.branches.values()}
+    same(dict(rows), {number: count for number, count in stored.items() if count})
+    documents = observer.rows(
+        "SELECT branch, turn_index, text IS NOT NULL FROM turnkeep.document WHERE conversation_id = %s", conversation.id
+    )
+    same({(branch, turn): filled for branch, turn, filled in documents}, conversation.documents)
     (pieces,) = observer.rows(
         "SELECT coalesce(max(cardinality(spans)), 0) / 3 FROM turnkeep.checkpoint WHERE conversation_id = %s",
         conversation.id,

@@ -7,9 +7,14 @@ import random
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import Any
 
+import psycopg
+from psycopg import sql
+
 import turnkeep
+from tests.store import plain_pruning
 from tests.store.model_edits import EDITS
 from tests.store.plain_model import PlainStore
 from tests.store.plain_records import PlainBranch, PlainConversation, PlainHandle, Write
@@ -486,3 +491,53 @@ async def delete_branch(world: World, rng: random.Random) -> None:
         )
         if outcome is not None:
             assert outcome[0] == outcome[1]
+
+
+# -- what is old
+
+
+_DAYS: dict[str, int] = {}
+
+
+@move(3)
+async def night(world: World, rng: random.Random) -> None:
+    """The next day begins, for the database and for the model."""
+    dsn = world.stores[0].conninfo
+    _DAYS[dsn] = _DAYS.get(dsn, 0) + 1
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(
+            sql.SQL(
+                "CREATE OR REPLACE FUNCTION turnkeep.clock() RETURNS timestamptz LANGUAGE sql VOLATILE"
+                " AS $$ SELECT pg_catalog.clock_timestamp() + interval {} $$"
+            ).format(sql.Literal(f"{_DAYS[dsn]} days"))
+        )
+    world.plain.day += 1
+
+
+@move(2)
+async def fill(world: World, rng: random.Random) -> None:
+    """The documents of a conversation are made."""
+    if conversation := world.conversation(rng):
+        with psycopg.connect(world.stores[0].conninfo, autocommit=True) as connection:
+            connection.execute(
+                "UPDATE turnkeep.document SET text = 'filled', next_try_at = NULL WHERE conversation_id = %s",
+                (conversation.id,),
+            )
+        conversation.documents = dict.fromkeys(conversation.documents, True)
+
+
+@move(5)
+async def prune(world: World, rng: random.Random) -> None:
+    if conversation := world.conversation(rng):
+        keep: Any = rng.choice(["last-per-turn", "heads", "heads"])
+        age = timedelta(hours=12)
+        looked = await world.store(rng).prune(conversation.name, keep=keep, older_than=age, dry_run=True)
+        outcome = await world.both(
+            world.store(rng).prune(conversation.name, keep=keep, older_than=age),
+            lambda: plain_pruning.prune(world.plain, conversation.id, keep),
+        )
+        pruned, expected = outcome
+        same(replace(pruned, bytes=0), expected)
+        same(replace(looked, documents=pruned.documents), pruned)
+        again = await world.store(rng).prune(conversation.name, keep=keep, older_than=age)
+        same(again, turnkeep.Pruned(1, held_back=pruned.held_back))

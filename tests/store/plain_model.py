@@ -43,6 +43,7 @@ class PlainStore:
     def __init__(self) -> None:
         self.conversations: dict[uuid.UUID, PlainConversation] = {}
         self.origins: set[uuid.UUID] = set()  # of copies, which go on saying so
+        self.day = 0
 
     # -- what is there
 
@@ -89,6 +90,8 @@ class PlainStore:
         if branch is not None and found is not None and write.write_id is not None:
             opening = branch.written(uuid.uuid5(write.write_id, "input"))
             said = replace(found.write, calls=(opening or found).write.calls)
+            if found.write.kind == "final" and opening is None and not found.write.calls:
+                said = replace(said, calls=write.calls)  # what it opened with may have been pruned
             if (
                 (found.write.kind == "final") != write.final
                 or not said.says(write)
@@ -206,8 +209,10 @@ class PlainStore:
         known = handle.seen.state if handle.seen else None
         state = known if write.state is None else write.state
         place = handle.next_place(write.kind)
-        made = Snapshot(handle.branch, *place, write, handle.seen, tuple(rows), state, pending, handle.agent)
+        made = Snapshot(handle.branch, *place, write, handle.seen, tuple(rows), state, pending, handle.agent, self.day)
         branch.history[place] = handle.seen = made
+        if not made.open:
+            conversation.documents.setdefault((handle.branch, made.turn), False)
         branch.status = "open" if made.open else "idle"
         waiting = not made.open and bool(conversation.waiting(branch.number))
         if waiting:
@@ -278,12 +283,26 @@ class PlainStore:
         made.branches[0] = copy = PlainBranch(0, "main", fork_id=fork_id)
         moved = _moved({row for snapshot in history for row in snapshot.rows})
         copy.stored = moved.pop("stored")
+        copy.pruned = {
+            position
+            for number, first, last, start in moved.pop("parts")
+            for position in range(start, start + last + 1 - first)
+            if first + position - start in found.branches[number].pruned
+        }
+        there = {id(snapshot) for snapshot in history}
+        line = [source.history[at]]
+        while (before := line[-1].parent) is not None:
+            line.append(before)
         parent: Snapshot | None = None
-        for snapshot in history:
-            rows = tuple(Row(0, moved[row], row.text) for row in snapshot.rows)
+        for snapshot in reversed(line):  # those that have been pruned go on being parents
+            rows = tuple(Row(0, moved.get(row, -1), row.text) for row in snapshot.rows)
             pending = tuple(replace(call, copied=True) for call in snapshot.pending)
             parent = replace(snapshot, branch=0, rows=rows, parent=parent, pending=pending)
+            if id(snapshot) not in there:
+                continue
             copy.history[parent.place] = parent
+            if not parent.open:
+                made.documents[0, parent.turn] = False
         self.conversations[into] = made
 
     def switch(self, conversation: uuid.UUID, branch: int) -> None:
@@ -300,6 +319,7 @@ class PlainStore:
             return False
         del found.branches[branch]
         found.requests = {key: r for key, r in found.requests.items() if r.branch != branch}
+        found.documents = {key: filled for key, filled in found.documents.items() if key[0] != branch}
         return True
 
     def end(self, conversation: uuid.UUID) -> None:
@@ -340,7 +360,7 @@ class PlainStore:
             len(gone),
             len(branches),
             sum(len(branch.own) for branch in branches),
-            sum(branch.stored for branch in branches),
+            sum(branch.stored - len(branch.pruned) for branch in branches),
             sum(len(one.requests) for one in gone),
         )
 
@@ -351,14 +371,17 @@ def _appended(found: Snapshot, write: Write) -> bool:
     return values_of(found.texts) == values_of([*before, *write.texts])
 
 
-def _moved(rows: set[Row]) -> dict[Any, int]:
+def _moved(rows: set[Row]) -> dict[Any, Any]:
     """New positions of rows that are copied: what each branch has between its first and last one goes with them."""
-    moved: dict[Any, int] = {}
+    moved: dict[Any, Any] = {}
+    parts: list[tuple[int, int, int, int]] = []
     stop = 0
     for branch in sorted({row.branch for row in rows}):
         own = [row for row in rows if row.branch == branch]
         first, last = min(row.position for row in own), max(row.position for row in own)
         moved |= {row: stop + row.position - first for row in own}
+        parts.append((branch, first, last, stop))
         stop += last + 1 - first
     moved["stored"] = stop
+    moved["parts"] = parts
     return moved

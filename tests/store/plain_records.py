@@ -94,6 +94,7 @@ class Snapshot:
     state: str | None
     pending: tuple[PlainCall, ...]
     agent: str | None
+    day: int = 0
 
     @property
     def place(self) -> Place:
@@ -115,7 +116,8 @@ class PlainBranch:
     history: dict[Place, Snapshot] = field(default_factory=dict)
     parent: tuple[int, int, int] | None = None
     status: str = "idle"
-    stored: int = 0  # rows it has in the table of messages
+    stored: int = 0  # messages it has ever had of its own
+    pruned: set[int] = field(default_factory=set)  # the positions of those that are gone
     fork_id: uuid.UUID | None = None
     before_end: str = ""
 
@@ -160,6 +162,7 @@ class PlainConversation:
     next_branch: int = 1
     branches: dict[int, PlainBranch] = field(default_factory=dict)
     requests: dict[str, PlainRequest] = field(default_factory=dict)
+    documents: dict[tuple[int, int], bool] = field(default_factory=dict)  # by (branch, turn), whether they are filled
 
     def waiting(self, branch: int) -> list[str]:
         return [key for key, r in self.requests.items() if r.branch == branch and r.taken is None]

@@ -71,9 +71,13 @@ OUTCOMES = {
     "not_waiting": "No worker is waited for, or somebody is just at it.",
     "filled": "The text is kept.",
     "lost": "The claim does not hold any more, or what it was of is gone.",
-    "archived": "It is in the archive already.",
+    "archived": "It is in the archive already: there is nothing here to work on.",
     "locked": "Nothing stands in the way, and nobody writes to it until the transaction ends.",
     "turn_open": "A turn of the branch is open.",
+    "more": "That much is done: call it again with the place given back.",
+    "messages": "All checkpoints are done, and messages are left: `prune_messages_v1` takes them.",
+    "done": "There is nothing left to do.",
+    "busy": "Somebody has held a lock for a second: nothing was done.",
     "failed": "Its workers have died five times in a row: it is failed instead.",
 }
 

@@ -21,6 +21,7 @@ from turnkeep.cli import (
     erase,
     ls,
     post,
+    prune,
     resume,
     schema,
     show,
@@ -79,6 +80,7 @@ app.command("import")(transfer.import_)
 app.command("archive")(archive.archive)
 app.command("unarchive")(archive.unarchive)
 app.command("erase")(erase.erase)
+app.command("prune")(prune.prune)
 app.command("stats")(stats.stats)
 app.add_typer(embedded.app, name="embedded")
 app.command("demo")(demo.demo)

@@ -71,7 +71,7 @@ class AsyncDatabase:
         self.timeout = timeout
         self.pooled = False
         self.dimensions = EMBEDDING_DIMENSIONS
-        self._statements = statements(schema)
+        self._statements = {**statements(schema), **statements(schema, "sql/pruning.sql")}
         self._revive = revive
         self._home: object = None
         self._closed = False

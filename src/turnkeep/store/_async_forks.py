@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from typing import Any
 
 from turnkeep.errors import ConflictError, LeaseHeldError, NotFoundError
 from turnkeep.model import BranchSummary
@@ -38,7 +39,7 @@ class AsyncForks(AsyncConversations):
         if name is not None:
             _details.check_branch_name(name)
         turn, sub_step = _arguments.place(at, "at")
-        parameters = {
+        parameters: dict[str, Any] = {
             "conversation": self._uuid(conversation),
             "source": await self._number(conversation, branch),
             "turn": turn,
@@ -59,7 +60,8 @@ class AsyncForks(AsyncConversations):
                 raise no_conversation(conversation, branch)
             case "no_checkpoint":
                 place = "yet" if at is None else f"at {turn}.{sub_step}"
-                raise NotFoundError(f"conversation {str(conversation)!r} has no checkpoint {place} to fork at")
+                why = await self._why_missing(conversation, parameters["source"], turn, sub_step)
+                raise NotFoundError(f"conversation {str(conversation)!r} has no checkpoint {place} to fork at{why}")
             case "name_taken":
                 raise ConflictError(f"conversation {str(conversation)!r} has a branch named {name!r} already")
             case "exists":

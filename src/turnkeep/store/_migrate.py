@@ -30,7 +30,7 @@ _LOCK = sql.SQL("SELECT " + _LOCK_CALL)
 _REPEATABLE = tuple(
     f"schema/{part}.sql"
     for part in (
-        *("reading", "writing", "leases", "conversations"),
+        *("reading", "writing", "leases", "conversations", "pruning"),
         *("archiving", "views", "documents", "insert_values", "insert", "comments"),
     )
 )

@@ -267,7 +267,8 @@ class Branch(Head):
         calls = found.tool_calls_text
         if phase == FINAL_PHASE and calls is None and save.content.tool_calls is not None and save.write_id is not None:
             opening = self.first_outcome(opening_id(save.write_id), "input")
-            calls = (self._read_at(opening.turn_index, 0)).tool_calls_text if opening else None
+            # Where that has been pruned, what it held is taken for the same.
+            calls = (self._read_at(opening.turn_index, 0)).tool_calls_text if opening else save.content.tool_calls
         stored = (found.message_texts, _listed(calls), _listed(found.tool_results_text))
         given = (save.content.messages, _listed(save.content.tool_calls), _listed(save.content.tool_results))
         if (phase == FINAL_PHASE) != (save.phase == FINAL_PHASE) or not all(map(spans.same_values, stored, given)):

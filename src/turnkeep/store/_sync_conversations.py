@@ -97,8 +97,19 @@ class Conversations(Opened):
             parts = [] if branch is None else [f"a branch {branch}"]
             parts += [] if at is None else [f"a checkpoint at {turn}.{sub_step}"]
             which = f" with {' and '.join(parts)}" if parts else ""
-            raise NotFoundError(f"no conversation {str(conversation)!r}{which}")
+            why = self._why_missing(conversation, number, turn, sub_step)
+            raise NotFoundError(f"no conversation {str(conversation)!r}{which}{why}")
         return found[1]
+
+    def _why_missing(self, conversation: Id, branch: int | None, turn: int | None, sub_step: int | None) -> str:
+        """What can be said of a place without a checkpoint: what has been pruned leaves no trace of its own."""
+        if turn is None:
+            return ""
+        parameters = {"conversation": self._uuid(conversation), "branch": branch, "turn": turn, "sub_step": sub_step}
+        for passed, was, can_be in self._database.fetch("pruned", parameters):
+            if passed and can_be:
+                return ": it has been pruned" if was else ": it never was, or has been pruned"
+        return ""
 
     def describe(self, conversation: Id) -> Conversation:
         """Give what is said of a conversation beside its content. Raises `NotFoundError`."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import uuid
+from typing import Any
 
 from turnkeep.errors import ConflictError, LeaseHeldError, NotFoundError
 from turnkeep.model import BranchSummary
@@ -39,7 +40,7 @@ class Forks(Conversations):
         if name is not None:
             _details.check_branch_name(name)
         turn, sub_step = _arguments.place(at, "at")
-        parameters = {
+        parameters: dict[str, Any] = {
             "conversation": self._uuid(conversation),
             "source": self._number(conversation, branch),
             "turn": turn,
@@ -60,7 +61,8 @@ class Forks(Conversations):
                 raise no_conversation(conversation, branch)
             case "no_checkpoint":
                 place = "yet" if at is None else f"at {turn}.{sub_step}"
-                raise NotFoundError(f"conversation {str(conversation)!r} has no checkpoint {place} to fork at")
+                why = self._why_missing(conversation, parameters["source"], turn, sub_step)
+                raise NotFoundError(f"conversation {str(conversation)!r} has no checkpoint {place} to fork at{why}")
             case "name_taken":
                 raise ConflictError(f"conversation {str(conversation)!r} has a branch named {name!r} already")
             case "exists":

@@ -129,6 +129,13 @@ BEGIN
     RETURN v_parent;
 END $$;
 
+-- Whether the checkpoint that a checkpoint extends has been pruned.
+CREATE OR REPLACE FUNCTION {schema}.lost_parent(p_checkpoint {schema}.checkpoint) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN p_checkpoint.parent_branch IS NOT NULL AND ({schema}.parent_of(p_checkpoint)).id IS NULL;
+END $$;
+
 -- Whether a checkpoint does nothing but end its turn: what a row adds for its writer, who need not know of it.
 CREATE OR REPLACE FUNCTION {schema}.only_ends(p_checkpoint {schema}.checkpoint) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
@@ -150,7 +157,8 @@ BEGIN
     RETURN ARRAY[p_checkpoint.id];
 END $$;
 
--- Whether a row says what a checkpoint holds. A null p_messages or p_state stands for the parent's.
+-- Whether a row says what a checkpoint holds. A null p_messages or p_state stands for the parent's; for anything, where the
+-- parent has been pruned.
 CREATE OR REPLACE FUNCTION {schema}.insert_same(
     p_stored {schema}.checkpoint, p_phase text, p_messages jsonb, p_calls jsonb, p_results jsonb, p_state jsonb
 ) RETURNS boolean LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
@@ -161,11 +169,13 @@ BEGIN
         AND {schema}.is_shown(nullif(p_calls, '[]'), p_stored.tool_calls)
         AND {schema}.is_shown(nullif(p_results, '[]'), p_stored.tool_results)
         AND CASE
+            WHEN p_state IS NULL AND {schema}.lost_parent(p_stored) THEN true
             WHEN p_state IS NULL THEN p_stored.state::text IS NOT DISTINCT FROM v_parent.state::text
             ELSE p_state::text = p_stored.state::text OR {schema}.shown_state(p_state::text::json, p_stored.sub_step)
                 = {schema}.shown_state(p_stored.state, p_stored.sub_step)
         END
         AND CASE
+            WHEN p_messages IS NULL AND {schema}.lost_parent(p_stored) THEN true
             WHEN p_messages IS NULL THEN p_stored.spans = coalesce(v_parent.spans, '{{}}')
             ELSE (SELECT m.count = 0 AND m.parts IS NULL
                   FROM {schema}.insert_messages(p_stored.conversation_id, p_stored.spans, p_messages) AS m)
@@ -370,8 +380,10 @@ BEGIN
                                          NEW.messages, NEW.tool_calls, NEW.tool_results, NEW.state);
     v_repeated := v_stored.id IS NOT NULL;
     IF v_repeated THEN
-        PERFORM {schema}.insert_extends(NEW.parent_turn_id, {schema}.ids_of({schema}.parent_of(v_stored))
-            || CASE WHEN {schema}.only_ends(v_stored) THEN {schema}.ids_of({schema}.parent_of({schema}.parent_of(v_stored))) END);
+        IF NOT {schema}.lost_parent(v_stored) THEN
+            PERFORM {schema}.insert_extends(NEW.parent_turn_id, {schema}.ids_of({schema}.parent_of(v_stored)) || CASE
+                WHEN {schema}.only_ends(v_stored) THEN {schema}.ids_of({schema}.parent_of({schema}.parent_of(v_stored))) END);
+        END IF;
     ELSE
         PERFORM {schema}.insert_permitted(v_branch);
         PERFORM {schema}.insert_next(v_branch, NEW.turn_index, v_sub_step, NEW.phase);

@@ -60,7 +60,7 @@ BEGIN
 END $$;
 
 -- Whether a checkpoint is what these messages make of its parent's list. What is kept of a list that was too scattered
--- for spans is taken for the same.
+-- for spans is taken for the same; where the parent has been pruned, so is what the list has of it.
 CREATE OR REPLACE FUNCTION {schema}.has_written(
     p_checkpoint {schema}.checkpoint, p_count int, p_messages json, p_parts int[]
 ) RETURNS boolean LANGUAGE plpgsql STABLE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
@@ -72,12 +72,17 @@ DECLARE
     v_added int[];
     v_index int := 0;
     v_most int := 0;
+    v_pruned boolean;
 BEGIN
     SELECT c.spans INTO v_parent FROM {schema}.checkpoint AS c
     WHERE c.conversation_id = p_checkpoint.conversation_id AND c.branch = p_checkpoint.parent_branch
         AND c.turn_index = p_checkpoint.parent_turn_index AND c.sub_step = p_checkpoint.parent_sub_step;
+    v_pruned := NOT FOUND AND p_checkpoint.parent_branch IS NOT NULL;
     IF v_parts IS NULL THEN
-        v_index := {schema}.length_of(v_parent);
+        v_index := CASE
+            WHEN v_pruned THEN greatest({schema}.length_of(v_spans) - p_count, 0)
+            ELSE {schema}.length_of(v_parent)
+        END;
         v_parts := CASE WHEN v_index > 0 THEN ARRAY[0, v_index] ELSE '{{}}' END
             || CASE WHEN p_count > 0 THEN ARRAY[-1, p_count] ELSE '{{}}' END;
         v_index := 0;
@@ -92,13 +97,15 @@ BEGIN
             v_most := greatest(v_most, v_parts[i + 1]);
         END IF;
     END LOOP;
-    IF v_index <> {schema}.length_of(v_spans) OR v_most > {schema}.length_of(v_parent) THEN
+    IF v_index <> {schema}.length_of(v_spans) OR v_most > {schema}.length_of(v_parent) AND NOT v_pruned THEN
         RETURN false;
     END IF;
     v_added := {schema}.parts_of(v_spans, v_new);
-    v_parent := {schema}.parts_of(v_parent, v_parts, p_checkpoint.branch, coalesce(v_added[2], 0), p_count);
-    IF v_spans <> v_parent AND pg_catalog.cardinality(v_parent) <= 768 THEN
-        RETURN false;
+    IF NOT v_pruned THEN
+        v_parent := {schema}.parts_of(v_parent, v_parts, p_checkpoint.branch, coalesce(v_added[2], 0), p_count);
+        IF v_spans <> v_parent AND pg_catalog.cardinality(v_parent) <= 768 THEN
+            RETURN false;
+        END IF;
     END IF;
     RETURN NOT EXISTS (
         SELECT FROM (

@@ -1,0 +1,55 @@
+-- What removes what is old. Same form as statements.sql.
+
+-- name: prune
+-- Old checkpoints of a conversation removed, and with the last of them messages.
+SELECT outcome, checkpoints, messages, documents, bytes, held_back, turn_index, sub_step, branch
+FROM {schema}.prune_v1(%(conversation)s, %(keep)s, %(older_than)s, %(limit)s, %(turn)s, %(sub_step)s, %(branch)s)
+
+-- name: prune_messages
+-- Messages that no checkpoint holds removed.
+SELECT messages, bytes, more, branch, position
+FROM {schema}.prune_messages_v1(%(conversation)s, %(limit)s, %(branch)s, %(position)s)
+
+-- name: prune_look
+-- What pruning a conversation would remove.
+SELECT outcome, checkpoints, messages, bytes, held_back
+FROM {schema}.prune_look_v1(%(conversation)s, %(keep)s, %(older_than)s)
+
+-- name: prunable
+-- Conversations that hold checkpoints of that age, by id.
+SELECT v.conversation_id
+FROM {schema}.conversation AS v
+WHERE v.conversation_id > %(after)s AND v.archived_at IS NULL
+    AND (%(agent)s::pg_catalog.text IS NULL OR v.agent_id = %(agent)s)
+    AND (%(tenant)s::pg_catalog.text IS NULL OR v.tenant = %(tenant)s)
+    AND (%(tags)s::pg_catalog.text[] IS NULL OR v.tags @> %(tags)s::pg_catalog.text[])
+    AND (%(metadata)s::pg_catalog.text IS NULL OR v.metadata @> %(metadata)s::pg_catalog.text::pg_catalog.jsonb)
+    AND EXISTS (
+        SELECT FROM {schema}.checkpoint AS c
+        WHERE c.conversation_id = v.conversation_id AND c.created_at < (SELECT {schema}.clock()) - %(older_than)s::pg_catalog.interval)
+ORDER BY v.conversation_id
+LIMIT %(limit)s
+
+-- name: prunable_count
+-- How many conversations there are to look at.
+SELECT pg_catalog.count(*)
+FROM {schema}.conversation AS v
+WHERE v.archived_at IS NULL
+    AND (%(agent)s::pg_catalog.text IS NULL OR v.agent_id = %(agent)s)
+    AND (%(tenant)s::pg_catalog.text IS NULL OR v.tenant = %(tenant)s)
+    AND (%(tags)s::pg_catalog.text[] IS NULL OR v.tags @> %(tags)s::pg_catalog.text[])
+    AND (%(metadata)s::pg_catalog.text IS NULL OR v.metadata @> %(metadata)s::pg_catalog.text::pg_catalog.jsonb)
+
+-- name: pruned
+-- Of a place in a branch's history where no checkpoint is: whether the branch has gone on from it, whether there must have
+-- been one, and whether there can have been one.
+SELECT %(turn)s >= 0 AND (%(turn)s, %(sub_step)s) < (b.turn_index, b.sub_step),
+    %(sub_step)s = 0 OR coalesce(pg_catalog.bool_or(c.sub_step > %(sub_step)s), false),
+    coalesce(pg_catalog.bool_and(c.phase <> 'final' OR c.sub_step > %(sub_step)s), true)
+FROM {schema}.conversation AS v
+JOIN {schema}.branch AS b ON b.conversation_id = v.conversation_id
+    AND b.branch = coalesce(%(branch)s::pg_catalog.int4, v.current_branch)
+LEFT JOIN {schema}.checkpoint AS c ON c.conversation_id = b.conversation_id AND c.turn_index = %(turn)s
+    AND c.branch = {schema}.owner_of(b.branch, b.lineage, c.turn_index, c.sub_step)
+WHERE v.conversation_id = %(conversation)s
+GROUP BY b.turn_index, b.sub_step
