@@ -33,6 +33,8 @@ def test_each_statement_can_be_prepared(dsn: str, file: str, name: str) -> None:
         as_sent(file, name).decode(),
     )
     with psycopg.connect(dsn) as connection:
+        for extension in re.findall(r'"public"\.(pg_stat_statements|pgstattuple)', text):
+            connection.execute(f"CREATE EXTENSION IF NOT EXISTS {extension}")
         if name in UTILITY:
             text = text.replace(" CONCURRENTLY", "")  # which no transaction block takes
         connection.execute(text if ";" in text or name in UTILITY else f"PREPARE s AS {text}")

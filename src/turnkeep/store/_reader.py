@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 class Reader:
-    """Runs the statements of one file of SQL on an open store."""
+    """Runs the statements of one file of SQL on an open store, with extensions in a schema of their own."""
 
-    def __init__(self, store: AsyncStore, file: str) -> None:
+    def __init__(self, store: AsyncStore, file: str, extension: str = "public") -> None:
         self._database = store._database
         self.schema = self._database.schema
-        self._statements = statements(self.schema, file)
+        self._statements = statements(self.schema, file, extension)
 
     async def fetch(self, name: str, parameters: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
         """Run the statement of that name and give its rows, with the store's deadline and repetition."""

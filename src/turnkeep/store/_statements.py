@@ -29,9 +29,10 @@ def in_parameterised(schema: str) -> str:
 
 
 @cache
-def statements(schema: str, path: str = "sql/statements.sql") -> dict[str, bytes]:
-    """Every statement of a file by its name, for one schema."""
-    return {name: render(text, in_parameterised(schema)) for name, text in texts(path).items()}
+def statements(schema: str, path: str = "sql/statements.sql", extension: str = "public") -> dict[str, bytes]:
+    """Every statement of a file by its name, for one schema, and for extensions that are in another."""
+    others = {"extension": sql.Identifier(in_parameterised(extension))}
+    return {name: render(text, in_parameterised(schema), **others) for name, text in texts(path).items()}
 
 
 @cache
