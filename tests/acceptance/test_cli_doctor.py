@@ -41,6 +41,13 @@ def test_doctor_finds_nothing_wrong_with_a_new_database(dsn: str) -> None:
         "rights",
         "indexes",
         "leases",
+        "wal archive",
+        "pg_stat_statements",
+        "autovacuum",
+        "consistency",
+        "documents",
+        "archive",
+        "snapshots",
     }
     assert set(checks) == expected
     assert found["server"]["pooled"] is False
@@ -68,13 +75,14 @@ def test_doctor_names_problems_with_their_remedies(dsn: str, empty_dsn: str) -> 
         with pytest.raises(psycopg.errors.UniqueViolation):
             connection.execute("CREATE UNIQUE INDEX CONCURRENTLY once ON turnkeep.conversation (agent_id)")
     found = problems(dsn)
-    assert set(found) == {"synchronous_commit", "indexes"}
+    assert set(found) == {"synchronous_commit", "indexes", "consistency"}
     assert "REINDEX" in found["indexes"]
     assert "ALTER DATABASE" in found["synchronous_commit"]
     with psycopg.connect(dsn, autocommit=True) as connection:
         mending = found["synchronous_commit"].removeprefix("Run ").split(":")[0]
         connection.execute(mending.encode())
         connection.execute(found["indexes"].removeprefix("Run ").rstrip(".").encode().replace(b"REINDEX", b"DROP"))
+        connection.execute("DELETE FROM turnkeep.conversation")
     assert run("doctor", dsn=dsn).code == 0
 
 

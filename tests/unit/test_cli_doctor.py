@@ -14,6 +14,7 @@ from turnkeep.cli.doctor_schema import lease_finding, rights_findings, schema_fi
 from turnkeep.cli.doctor_server import clock_finding, server_findings
 from turnkeep.store import Migration, SchemaStatus
 from turnkeep.store._doctor import Cluster, Examination, Leases, Override, Rights, Server, Setting
+from turnkeep.store._health import Observed
 
 NOW = datetime.now(UTC)
 SERVER = Server(
@@ -55,6 +56,17 @@ CLUSTER = Cluster(
     database_limit=-1,
     role_limit=-1,
 )
+OBSERVED = Observed(
+    statements_created=True,
+    statements_loaded=True,
+    statements_available=True,
+    connections=1,
+    archiving=False,
+    archive_failures=0,
+    archive_failed_at=None,
+    archived_at=None,
+    autovacuum=True,
+)
 SCHEMA = SchemaStatus("turnkeep", True, (Migration(1, "core", True),), True, "0.8.6", True, None)
 
 
@@ -74,8 +86,10 @@ def found(
                 settings={name: Setting(value, source) for name, value in values.items()},
                 overrides=overrides,
                 cluster=replace(CLUSTER, **cluster),
+                observed=OBSERVED,
                 rights=None,
                 leases=None,
+                health=None,
             )
         )
     )

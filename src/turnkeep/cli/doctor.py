@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from turnkeep import settings
 from turnkeep.cli.database import conninfo
 from turnkeep.cli.doctor_findings import Finding
+from turnkeep.cli.doctor_keeping import archiver_finding, health_findings, statements_finding, vacuum_findings
 from turnkeep.cli.doctor_schema import (
     grant,
     index_finding,
@@ -37,7 +40,10 @@ _STYLES = {"ok": "green", "warn": "bold yellow", "problem": "bold red"}
 
 
 @command
-def doctor(options: Options) -> Exit:
+def doctor(
+    options: Options,
+    deep: Annotated[bool, typer.Option("--deep", help="Look at every conversation, however many there are.")] = False,
+) -> Exit:
     """Check the database, and say how to mend it.
 
     Exits with 6 if a finding is a problem, with 0 if there are only warnings, and with 7 if the database can't
@@ -54,7 +60,7 @@ def doctor(options: Options) -> Exit:
         findings += embedded_findings(found)
     if not any(finding.level == "problem" for finding in findings):
         try:
-            findings += _examine(options, facts)
+            findings += _examine(options, facts, deep=deep)
         except UnavailableError as error:
             code = Exit.UNREACHABLE
             remedy = "Start the server, or correct --dsn, TURNKEEP_DATABASE_URL, DATABASE_URL or PG*."
@@ -65,16 +71,20 @@ def doctor(options: Options) -> Exit:
     return code
 
 
-def _examine(options: Options, facts: dict[str, Any]) -> Iterator[Finding]:
+def _examine(options: Options, facts: dict[str, Any], *, deep: bool) -> Iterator[Finding]:
     from turnkeep.store import status
     from turnkeep.store._doctor import examine
 
     with conninfo(options) as database:
-        found = asyncio.run(examine(database, options.schema, min(options.timeout, _CONNECTING)))
+        found = asyncio.run(examine(database, options.schema, min(options.timeout, _CONNECTING), deep=deep))
+        now = datetime.now(UTC) + timedelta(seconds=found.server.clock_ahead)
         facts["server"] = asdict(found.server)
         facts["settings"] = {name: asdict(setting) for name, setting in found.settings.items()}
         facts["cluster"] = asdict(found.cluster)
+        facts["observed"] = asdict(found.observed)
         yield from server_findings(found)
+        yield archiver_finding(found.observed, now)
+        yield statements_finding(found.observed)
         try:
             schema = status(database, options.schema, timeout=options.timeout)
         except UnavailableError:
@@ -91,6 +101,10 @@ def _examine(options: Options, facts: dict[str, Any]) -> Iterator[Finding]:
             facts["leases"] = asdict(found.leases)
             yield lease_finding(found.leases, datetime.now(UTC))
             yield from schema_clock_finding(found.leases, options.schema)
+        if found.health is not None:
+            facts["health"] = asdict(found.health)
+            yield from vacuum_findings(found.health.tables, found.observed, options.schema, now)
+            yield from health_findings(found.health, options.schema, now)
 
 
 def embedded_findings(found: EmbeddedStatus) -> Iterator[Finding]:

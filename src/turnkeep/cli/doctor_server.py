@@ -41,7 +41,8 @@ def server_findings(found: Examination) -> Iterator[Finding]:
     yield from _durability(found)
     yield replication_finding(found.settings, found.cluster)
     yield timeouts_finding(found.settings, found.server)
-    yield connections_finding(found.settings, found.cluster)
+    workers = 0 if found.health is None else found.health.kept.workers
+    yield connections_finding(found, workers)
     yield transactions_finding(found.cluster, datetime.now(UTC))
 
 
@@ -179,8 +180,9 @@ def timeouts_finding(settings: dict[str, Setting], server: Server) -> Finding:
     return Finding("timeouts", "warn", text, f"Run {remedy}")
 
 
-def connections_finding(settings: dict[str, Setting], cluster: Cluster) -> Finding:
-    """Judge how many connections are left."""
+def connections_finding(found: Examination, workers: int) -> Finding:
+    """Judge how many connections are left, and whether workers' pools could take them all."""
+    settings, cluster = found.settings, found.cluster
     reserved = ("superuser_reserved_connections", "reserved_connections")
     most = int(settings["max_connections"].value)
     most -= sum(int(settings[name].value) for name in reserved if name in settings)
@@ -189,10 +191,23 @@ def connections_finding(settings: dict[str, Setting], cluster: Cluster) -> Findi
     if cluster.connections > _CROWDED * most:
         return Finding("connections", "warn", used, remedy)
     for whose, limit in (("database", cluster.database_limit), ("role", cluster.role_limit)):
-        if limit is not None and 0 <= limit < _CONNECTIONS:
-            text = f"{used}; this {whose} may have {limit}, a worker opens up to {_CONNECTIONS}"
+        if limit is not None and 0 <= limit < max(workers, 1) * _CONNECTIONS:
+            text = f"{used}; this {whose} may have {limit}, {_opened(workers)}"
             return Finding("connections", "warn", text, "Raise its CONNECTION LIMIT, or give workers a --pool-size.")
+    if found.server.pooled:
+        said = f"{used}, through a pooler: SHOW POOLS in its console says how many wait there"
+        return Finding("connections", "ok", said)
+    left = most - (cluster.connections - found.observed.connections)
+    if workers * _CONNECTIONS > left:
+        text = f"{used}, {left:,} left for this package; {_opened(workers)}"
+        return Finding("connections", "warn", text, f"{remedy[:-1]}, or give workers a --pool-size.")
     return Finding("connections", "ok", used)
+
+
+def _opened(workers: int) -> str:
+    if workers < 2:
+        return f"a worker opens up to {_CONNECTIONS}"
+    return f"{workers} workers open up to {_CONNECTIONS} each"
 
 
 def transactions_finding(cluster: Cluster, now: datetime) -> Finding:

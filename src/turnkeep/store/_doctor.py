@@ -18,6 +18,7 @@ from psycopg.rows import dict_row
 from turnkeep.errors import UnavailableError
 from turnkeep.settings import check_schema_name
 from turnkeep.store._failures import is_missing_schema, parsed, translated
+from turnkeep.store._health import Health, Observed, read_health, read_observed
 from turnkeep.store._statements import statements
 
 _PINGS = 5
@@ -105,14 +106,16 @@ class Leases:
 
 @dataclass(frozen=True)
 class Examination:
-    """What was found. `rights` is None where there is no schema, `leases` where they could not be read."""
+    """What was found. `rights` is None where there is no schema, `leases` and `health` where they could not be read."""
 
     server: Server
     settings: dict[str, Setting]
     overrides: tuple[Override, ...]
     cluster: Cluster
+    observed: Observed
     rights: Rights | None
     leases: Leases | None
+    health: Health | None
 
 
 def real_clock(schema: str) -> str:
@@ -129,9 +132,12 @@ async def check_reachable(conninfo: str, schema: str, seconds: float) -> None:
         pass
 
 
-async def examine(conninfo: str, schema: str, seconds: float) -> Examination:
-    """Look at the server and the schema without changing anything. Raises `UnavailableError`."""
-    async with _session(conninfo, schema, seconds) as session:
+async def examine(conninfo: str, schema: str, seconds: float, *, deep: bool = False) -> Examination:
+    """Look at the server and the schema without changing anything. Raises `UnavailableError`.
+
+    With `deep` every conversation is looked at, however long that takes.
+    """
+    async with _session(conninfo, schema, seconds, lasting=deep) as session:
         return Examination(
             server=await session.server(),
             settings={
@@ -139,8 +145,10 @@ async def examine(conninfo: str, schema: str, seconds: float) -> Examination:
             },
             overrides=tuple(Override(**row) for row in await session.fetch("overrides")),
             cluster=Cluster(**(await session.fetch("cluster"))[0]),
+            observed=await read_observed(session.fetch_health),
             rights=await session.rights(),
             leases=await session.leases(),
+            health=await session.health(deep=deep),
         )
 
 
@@ -152,6 +160,10 @@ class _Session:
 
     async def fetch(self, name: str, parameters: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
         cursor = await self.connection.execute(statements(self.schema, "sql/doctor.sql")[name], parameters or {})
+        return await cursor.fetchall()
+
+    async def fetch_health(self, name: str, parameters: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+        cursor = await self.connection.execute(statements(self.schema, "sql/health.sql")[name], parameters or {})
         return await cursor.fetchall()
 
     async def server(self) -> Server:
@@ -192,26 +204,40 @@ class _Session:
     async def leases(self) -> Leases | None:
         try:
             (row,) = await self.fetch("leases")
-        except psycopg.errors.InsufficientPrivilege:
-            return None
         except psycopg.Error as error:
-            if is_missing_schema(error) or isinstance(error, psycopg.errors.UndefinedFunction):
+            if _is_unreadable(error):
                 return None
             raise
         return Leases(**{**row, "agents_of_expired": tuple(row["agents_of_expired"])})
 
+    async def health(self, *, deep: bool) -> Health | None:
+        try:
+            return await read_health(self.fetch_health, self.schema, deep=deep)
+        except psycopg.Error as error:
+            if _is_unreadable(error):
+                return None
+            raise
+
+
+def _is_unreadable(error: psycopg.Error) -> bool:
+    """Whether a schema is not there, of another release, or not for this role: others say so already."""
+    other = psycopg.errors.UndefinedFunction | psycopg.errors.UndefinedColumn | psycopg.errors.InsufficientPrivilege
+    return is_missing_schema(error) or isinstance(error, other)
+
 
 @asynccontextmanager
-async def _session(conninfo: str, schema: str, seconds: float) -> AsyncIterator[_Session]:
-    """A connection outside any transaction block, whose failures are errors of ours."""
+async def _session(conninfo: str, schema: str, seconds: float, *, lasting: bool = False) -> AsyncIterator[_Session]:
+    """A connection outside any transaction block, whose failures are errors of ours. A lasting one has no end."""
     check_schema_name(schema)
     parsed(conninfo)
     start = time.perf_counter()
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(seconds) as limit:
             connection = await AsyncConnection.connect(
                 conninfo, autocommit=True, prepare_threshold=None, client_encoding="UTF8", row_factory=dict_row
             )
+            if lasting:
+                limit.reschedule(None)
             async with connection:
                 yield _Session(connection, schema, time.perf_counter() - start)
     except TimeoutError as error:
