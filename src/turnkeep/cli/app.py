@@ -19,6 +19,7 @@ from turnkeep.cli import (
     doctor,
     embedded,
     erase,
+    grant,
     ls,
     post,
     prune,
@@ -81,6 +82,7 @@ app.command("archive")(archive.archive)
 app.command("unarchive")(archive.unarchive)
 app.command("erase")(erase.erase)
 app.command("prune")(prune.prune)
+app.command("grant")(grant.grant)
 app.command("stats")(stats.stats)
 app.add_typer(embedded.app, name="embedded")
 app.command("demo")(demo.demo)

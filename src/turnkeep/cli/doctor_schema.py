@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -100,7 +101,8 @@ def schema_clock_finding(leases: Leases, schema: str) -> Iterator[Finding]:
 def grant(schema: str, server: Server) -> str:
     to = f'TO "{server.role_name}"'
     return (
-        f'Have the schema\'s owner run: GRANT USAGE ON SCHEMA "{schema}" {to}; '
+        f"Have the schema's owner run `turnkeep grant --writer {shlex.quote(server.role_name)}`, or: "
+        f'GRANT USAGE ON SCHEMA "{schema}" {to}; '
         f'GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA "{schema}" {to}; '
         f'GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA "{schema}" {to};'
     )

@@ -83,7 +83,7 @@ def migrate(conninfo: str, schema: str = DEFAULT_SCHEMA, *, timeout: float = 60.
     `timeout` is in seconds, for connecting and for each lock that somebody else holds: `UnavailableError` then.
     """
     check_schema_name(schema)
-    with _transaction(conninfo, schema, timeout) as connection:
+    with transaction(conninfo, schema, timeout) as connection:
         found = _status(connection, schema)
         if found.current:
             return replace(found, vector_hint=_vector_hint(connection))
@@ -97,7 +97,7 @@ def migrate(conninfo: str, schema: str = DEFAULT_SCHEMA, *, timeout: float = 60.
 def plan(conninfo: str, schema: str = DEFAULT_SCHEMA, *, timeout: float = 60.0) -> tuple[Step, ...]:
     """Give what `migrate` would do, in its order, without changing anything."""
     check_schema_name(schema)
-    with _transaction(conninfo, schema, timeout) as connection:
+    with transaction(conninfo, schema, timeout) as connection:
         return _plan(connection, schema)
 
 
@@ -107,7 +107,7 @@ def script(conninfo: str, schema: str = DEFAULT_SCHEMA, *, timeout: float = 60.0
     It refuses to run where the schema has changed since, and waits for others as `migrate` does.
     """
     check_schema_name(schema)
-    with _transaction(conninfo, schema, timeout) as connection:
+    with transaction(conninfo, schema, timeout) as connection:
         steps = _plan(connection, schema)
         if not steps:
             return f"-- Turnkeep {VERSION}: there is nothing left to do.\n"
@@ -128,7 +128,7 @@ def bring_up_to_date(conninfo: str, schema: str) -> SchemaStatus:
     Raises `SchemaError` for another name, which may be a slip of the pen.
     """
     if schema != DEFAULT_SCHEMA and not status(conninfo, schema).exists:
-        with _transaction(conninfo, schema, 60.0) as connection:
+        with transaction(conninfo, schema, 60.0) as connection:
             rows = connection.execute(
                 "SELECT n.nspname FROM pg_catalog.pg_namespace AS n WHERE 2 = ("
                 "SELECT pg_catalog.count(*) FROM pg_catalog.pg_class AS c"
@@ -144,12 +144,12 @@ def bring_up_to_date(conninfo: str, schema: str) -> SchemaStatus:
 def status(conninfo: str, schema: str = DEFAULT_SCHEMA, *, timeout: float = 60.0) -> SchemaStatus:
     """Look at the schema without changing anything."""
     check_schema_name(schema)
-    with _transaction(conninfo, schema, timeout) as connection:
+    with transaction(conninfo, schema, timeout) as connection:
         return _status(connection, schema)
 
 
 @contextmanager
-def _transaction(conninfo: str, schema: str, timeout: float) -> Iterator[Connection]:
+def transaction(conninfo: str, schema: str, timeout: float) -> Iterator[Connection]:
     """A transaction on a connection of its own, whose failures are errors of ours."""
     parsed(conninfo)
     try:
