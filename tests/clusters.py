@@ -106,6 +106,33 @@ class Cluster:
         copy.configure()
         return copy
 
+    def backup(self, directory: Path) -> Path:
+        """A base backup in a directory below one that its user may write to, without the log of what came meanwhile."""
+        self.run(
+            "pg_basebackup", "-D", str(directory), "-d", self.conninfo, "-X", "none", "-c", "fast", "--no-manifest"
+        )
+        return directory
+
+    def recovered(self, backup: Path, directory: Path, archive: Path, **target: str) -> Cluster:
+        """A cluster made of a base backup and an archive of the log, started, up to a target, and taking writes."""
+        copy = Cluster(directory, self._programs.home)
+        copy._own_directories()
+        copy.run("cp", "-a", f"{backup}/.", str(copy.data))
+        (copy.data / "server.log").unlink(missing_ok=True)
+        copy.configure(
+            archive_mode="off",
+            restore_command=f"'cp {archive}/%f %p'",
+            recovery_target_action="'promote'",
+            **{name: f"'{value}'" for name, value in target.items()},
+        )
+        copy.run("touch", str(copy.data / "recovery.signal"))
+        copy.start()
+        deadline = time.monotonic() + PATIENCE
+        while copy.rows("SELECT pg_is_in_recovery()") != [(False,)]:
+            assert time.monotonic() < deadline, (copy.data / "server.log").read_text()
+            time.sleep(0.01)
+        return copy
+
     def kill(self) -> None:
         """Kill -9 the postmaster and all its children, and see that they have gone."""
         postmaster = int((self.data / "postmaster.pid").read_text().split()[0])
@@ -127,7 +154,7 @@ class Cluster:
         user = self._programs.user
         with tempfile.TemporaryFile() as said:
             code = subprocess.run(
-                [str(self.program / program), *arguments],
+                [str(path) if (path := self.program / program).exists() else program, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=said,  # a file: a server that goes on would keep a pipe open
                 stderr=said,
