@@ -34,6 +34,7 @@ VALUES = {
     "text[]": "'{title}'",
     "integer[]": "'{0,0,1}'",
     "bigint[]": "'{7}'",
+    "real[]": "'{0.5}'",
     "bytea": "'x'",
     "json": """'[{"role": "user"}]'""",
     "jsonb": "'[]'",

@@ -21,6 +21,7 @@ from turnkeep.cli import (
     erase,
     grant,
     ls,
+    metrics,
     post,
     prune,
     resume,
@@ -84,6 +85,7 @@ app.command("erase")(erase.erase)
 app.command("prune")(prune.prune)
 app.command("grant")(grant.grant)
 app.command("stats")(stats.stats)
+app.command("metrics")(metrics.metrics)
 app.add_typer(embedded.app, name="embedded")
 app.command("demo")(demo.demo)
 

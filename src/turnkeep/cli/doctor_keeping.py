@@ -82,8 +82,8 @@ def archive_finding(kept: Kept, now: datetime) -> Finding:
 def vacuum_findings(tables: Sequence[Vacuumed], observed: Observed, schema: str, now: datetime) -> Iterator[Finding]:
     """Judge whether dead rows are removed."""
     if not observed.autovacuum:
-        remedy = "Run ALTER SYSTEM SET autovacuum = on; ALTER SYSTEM SET track_counts = on; SELECT pg_reload_conf();"
-        yield Finding("autovacuum", "problem", "off for the whole server: tables only grow, and ids run out", remedy)
+        text = "off for the whole server: tables only grow, and ids run out"
+        yield Finding("autovacuum", "problem", text, f"Run {observed.enabling}")
         return
     off = [one.name for one in tables if not one.autovacuum]
     if off:
@@ -120,18 +120,7 @@ def holders_finding(holders: Sequence[Holder], now: datetime) -> Finding:
         f"{one.kind} {printable(one.name)}" + ("" if one.since is None else f" since {duration(now - one.since)}")
         for one in old
     ]
-    return Finding("snapshots", "warn", f"dead rows can't be removed: {some(names)}", f"Run {_ending(old[0])}.")
-
-
-def _ending(one: Holder) -> str:
-    name = one.name.replace("'", "''")
-    match one.kind:
-        case "session":
-            return f"SELECT pg_terminate_backend({one.name}), if it is not a dump that will end by itself"
-        case "prepared":
-            return f"COMMIT PREPARED '{name}' or ROLLBACK PREPARED '{name}'"
-        case _:
-            return f"SELECT pg_drop_replication_slot('{name}'), if its standby or reader does not come back"
+    return Finding("snapshots", "warn", f"dead rows can't be removed: {some(names)}", f"Run {old[0].ending}.")
 
 
 def statements_finding(found: Observed) -> Finding:

@@ -10,7 +10,8 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,11 +20,13 @@ import typer
 from turnkeep.cli.agents import load
 from turnkeep.cli.database import opened, place_of
 from turnkeep.cli.failures import Exit
+from turnkeep.cli.metrics import check_installed
 from turnkeep.cli.options import Options, check_seconds, command
 from turnkeep.cli.text import printable
 
 if TYPE_CHECKING:
     from turnkeep.runner import Agent, Worker
+    from turnkeep.store import AsyncStore
 
 AppArgument = typer.Argument(
     metavar="APP",
@@ -60,6 +63,15 @@ def worker(
         typer.Option("--pool-size", min=1, metavar="N", help="At most so many connections; enough if not given."),
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what is waited for, too.")] = False,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            "--metrics-port", min=0, max=65535, metavar="PORT", help="Serve this worker's own /metrics for Prometheus."
+        ),
+    ] = None,
+    metrics_host: Annotated[
+        str, typer.Option("--metrics-host", metavar="ADDRESS", help="Serve them on this address.")
+    ] = "127.0.0.1",
 ) -> Exit:
     """Answer what is posted to agents' conversations.
 
@@ -79,11 +91,21 @@ def worker(
     }
     connections = pool_size or _connections(agents, concurrency)
     log = Log(options, verbose=verbose)
-    return asyncio.run(_serve(options, agents, log, settings, connections=connections, drain=drain))
+    if metrics_port is not None:
+        check_installed()
+    metering = None if metrics_port is None else (metrics_host, metrics_port)
+    return asyncio.run(_serve(options, agents, log, settings, connections=connections, drain=drain, metering=metering))
 
 
 async def _serve(
-    options: Options, agents: Sequence[Agent], log: Log, settings: dict[str, Any], *, connections: int, drain: bool
+    options: Options,
+    agents: Sequence[Agent],
+    log: Log,
+    settings: dict[str, Any],
+    *,
+    connections: int,
+    drain: bool,
+    metering: tuple[str, int] | None,
 ) -> Exit:
     from turnkeep.runner import Worker
 
@@ -93,11 +115,26 @@ async def _serve(
         names = [agent.name for agent in agents]
         where = f"on {place_of(store, options)}, {settings['concurrency']} at a time, as {settings['owner']}"
         log.tell(f"serving {', '.join(names)} {where}", agents=names, **settings)
-        await serving.run(drain=drain)
+        with _measured(store, serving, log, metering):
+            await serving.run(drain=drain)
         log.tell("everything is handed back" if stop.asked else "nothing is left to do")
     code = Exit.INTERRUPTED if stop.asked and drain else Exit.OK
     _end_soon(code)
     return code
+
+
+@contextmanager
+def _measured(store: AsyncStore, worker: Worker, log: Log, metering: tuple[str, int] | None) -> Iterator[None]:
+    """Serve what this worker measures of itself meanwhile, where that is wanted."""
+    if metering is None:
+        yield
+        return
+    from turnkeep.cli.exposition import serve
+    from turnkeep.cli.metering import Metering
+
+    with serve(Metering(store, lambda: worker.driven).registry, *metering) as where:
+        log.tell(f"metrics on {where}", metrics=where)
+        yield
 
 
 def _connections(agents: Sequence[Agent], concurrency: int) -> int:

@@ -70,6 +70,11 @@ class Worker:
         self._driven: dict[asyncio.Task[None], Driver] = {}
         self._stopping = asyncio.Event()
 
+    @property
+    def driven(self) -> int:
+        """How many branches it drives at the moment."""
+        return len(self._driven)
+
     def stop(self) -> None:
         """Let `run` come to its end: nothing new is claimed, and everything is handed back."""
         self._stopping.set()

@@ -60,7 +60,7 @@ class AsyncTransfer(AsyncOpened):
             "metadata": None if metadata is None else _details.metadata_text(metadata),
         }
         output = _Output(file)
-        ((moment,),) = await self._ask(self._transfer_statement("moment"), {})
+        ((moment,),) = await self._ask(self._transfer_statement("export_moment"), {})
         async for conversation in self._chosen(ids, filters):
             await self._export_one(output, conversation, moment, documents)
             if progress is not None:

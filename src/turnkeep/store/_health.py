@@ -30,6 +30,11 @@ class Observed:
     archived_at: datetime | None
     autovacuum: bool
 
+    @property
+    def enabling(self) -> str:
+        """The SQL that puts autovacuum on."""
+        return "ALTER SYSTEM SET autovacuum = on; ALTER SYSTEM SET track_counts = on; SELECT pg_reload_conf();"
+
 
 @dataclass(frozen=True)
 class Vacuumed:
@@ -51,6 +56,18 @@ class Holder:
     name: str
     since: datetime | None
     transactions: int
+
+    @property
+    def ending(self) -> str:
+        """The SQL that ends it, and when not to."""
+        name = self.name.replace("'", "''")
+        match self.kind:
+            case "session":
+                return f"SELECT pg_terminate_backend({self.name}), if it is not a dump that will end by itself"
+            case "prepared":
+                return f"COMMIT PREPARED '{name}' or ROLLBACK PREPARED '{name}'"
+            case _:
+                return f"SELECT pg_drop_replication_slot('{name}'), if its standby or reader does not come back"
 
 
 @dataclass(frozen=True)

@@ -189,7 +189,7 @@ class Searching:
 
     async def moment(self, ago: timedelta) -> datetime:
         """The time that was so long ago, by the database's clock."""
-        ((moment,),) = await self._fetch("moment", {"ago": ago})
+        ((moment,),) = await self._fetch("search_moment", {"ago": ago})
         assert isinstance(moment, datetime)
         return moment
 

@@ -145,7 +145,7 @@ async def read_stats(
     large = {} if exact else {name: int(rows) for name, rows, *_ in tables if rows > _COUNTED}
     statuses = await reader.fetch("statuses", _part(large.get("branch")))
     named = await reader.fetch("agents", {**_part(large.get("conversation")), "limit": agents})
-    ((taken_at, started_at, connections, limit),) = await reader.fetch("moment")
+    ((taken_at, started_at, connections, limit),) = await reader.fetch("stats_moment")
     ((drawn, inserted),) = await reader.fetch("drawn", {"schema": reader.schema})
     ((live, oldest_turn, expired, oldest_expired),) = await reader.fetch("activity")
     ((begun, oldest_open),) = await reader.fetch("begun", {"since": since, "most": _MOST})
@@ -162,7 +162,7 @@ async def read_stats(
         ),
         checkpoints=_number(large.get("checkpoint"), await reader.fetch("checkpoints", _unless(large, "checkpoint"))),
         messages=_number(large.get("message"), await reader.fetch("messages", _unless(large, "message"))),
-        archived=_number(large.get("archive"), await reader.fetch("archived", _unless(large, "archive"))),
+        archived=_number(large.get("archive"), await reader.fetch("archived_conversations", _unless(large, "archive"))),
         statuses=_shares(statuses, large.get("branch")),
         agents=_shares(named, large.get("conversation")),
         live_leases=live,

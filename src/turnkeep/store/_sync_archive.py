@@ -102,7 +102,7 @@ class Archive(Opened):
         if before is not None and not isinstance(before, ArchivedConversation):
             raise InvalidInputError(f"before: expected an ArchivedConversation, got {type(before).__name__}")
         rows = self._ask(
-            self._archive_statement("archived"),
+            self._archive_statement("list_archived"),
             {
                 "agent": agent_id,
                 "tenant": self._tenant,

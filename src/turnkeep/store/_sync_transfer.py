@@ -61,7 +61,7 @@ class Transfer(Opened):
             "metadata": None if metadata is None else _details.metadata_text(metadata),
         }
         output = _Output(file)
-        ((moment,),) = self._ask(self._transfer_statement("moment"), {})
+        ((moment,),) = self._ask(self._transfer_statement("export_moment"), {})
         for conversation in self._chosen(ids, filters):
             self._export_one(output, conversation, moment, documents)
             if progress is not None:

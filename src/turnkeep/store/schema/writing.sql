@@ -329,9 +329,15 @@ BEGIN
             RAISE EXCEPTION 'the key was taken meanwhile' USING ERRCODE = 'serialization_failure';
         END IF;
     ELSIF p_phase = 'final' THEN
-        INSERT INTO {schema}.document (conversation_id, branch, turn_index, next_try_at, embedding, model)
-        VALUES (p_conversation, p_branch, p_turn, v_now, p_embedding::{vector}, p_model)
-        ON CONFLICT DO NOTHING;
+        IF p_embedding IS NULL THEN  -- apart, since the column is away until `migrate` where pgvector was dropped
+            INSERT INTO {schema}.document (conversation_id, branch, turn_index, next_try_at)
+            VALUES (p_conversation, p_branch, p_turn, v_now)
+            ON CONFLICT DO NOTHING;
+        ELSE
+            INSERT INTO {schema}.document (conversation_id, branch, turn_index, next_try_at, embedding, model)
+            VALUES (p_conversation, p_branch, p_turn, v_now, p_embedding::{vector}, p_model)
+            ON CONFLICT DO NOTHING;
+        END IF;
         waiting := {schema}.request_waits(p_conversation, p_branch);
         IF waiting AND p_token = 0 THEN
             UPDATE {schema}.branch AS b SET status = 'ready', ready_at = v_now

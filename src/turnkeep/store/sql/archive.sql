@@ -27,7 +27,7 @@ FROM {schema}.archive AS a WHERE a.conversation_id = %(conversation)s
 -- Removes what has been put back into the tables.
 SELECT {schema}.unarchive_v1(%(conversation)s)
 
--- name: archived
+-- name: list_archived
 -- Conversations in the archive, the newest first.
 SELECT v.conversation_id, v.external_id, v.agent_id, v.tenant, v.title, v.tags, v.created_at, v.ended_at, v.archived_at,
     pg_catalog.octet_length(a.payload), a.raw_bytes, a.branches, a.checkpoints, a.messages, a.requests

@@ -181,7 +181,7 @@ SELECT
         LIMIT %(most)s
     ) AS d JOIN {schema}.conversation AS v ON v.conversation_id = d.conversation_id WHERE {which})
 
--- name: moment
+-- name: search_moment
 -- The time so long ago.
 SELECT {schema}.clock() - %(ago)s::pg_catalog.interval
 

@@ -54,7 +54,7 @@ FROM {schema}.request AS r WHERE r.taken_turn IS NULL
 SELECT pg_catalog.count(*), pg_catalog.count(*) FILTER (WHERE p.uncertain OR p.attempts > 0)
 FROM {schema}.pending_calls AS p
 
--- name: moment
+-- name: stats_moment
 -- The server's time, since when it runs, connections in use and how many there can be.
 SELECT pg_catalog.clock_timestamp(), pg_catalog.pg_postmaster_start_time(),
     (SELECT pg_catalog.sum(d.numbackends) FROM pg_catalog.pg_stat_database AS d)::pg_catalog.int4,
@@ -95,6 +95,6 @@ FROM (
         SELECT i.next_try_at, i.text FROM {schema}.document AS i WHERE i.next_try_at IS NOT NULL
         ORDER BY i.next_try_at LIMIT %(most)s) AS w) AS d
 
--- name: archived
+-- name: archived_conversations
 -- Conversations in the archive counted, where that is wanted.
 SELECT pg_catalog.count(*) FROM {schema}.archive WHERE %(wanted)s

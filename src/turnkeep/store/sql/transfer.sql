@@ -200,7 +200,7 @@ FROM {schema}.checkpoint AS c
 WHERE c.conversation_id = %(conversation)s AND c.phase = 'final'
 ON CONFLICT DO NOTHING
 
--- name: moment
+-- name: export_moment
 -- What time it is.
 SELECT {schema}.clock()
 
