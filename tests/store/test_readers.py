@@ -35,6 +35,8 @@ VALUES = {
     "integer[]": "'{0,0,1}'",
     "bigint[]": "'{7}'",
     "real[]": "'{0.5}'",
+    "interval": "'1 day'",
+    "timestamp with time zone": "now()",
     "bytea": "'x'",
     "json": """'[{"role": "user"}]'""",
     "jsonb": "'[]'",
