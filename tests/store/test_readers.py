@@ -35,6 +35,7 @@ VALUES = {
     "integer[]": "'{0,0,1}'",
     "bigint[]": "'{7}'",
     "real[]": "'{0.5}'",
+    "uuid[]": "ARRAY(SELECT conversation_id FROM turnkeep.conversation)",
     "interval": "'1 day'",
     "timestamp with time zone": "now()",
     "bytea": "'x'",
