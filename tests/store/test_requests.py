@@ -385,3 +385,20 @@ async def test_marking_twice_with_one_write_id_counts_once(store: AsyncStore, ot
     again = await twin.mark_started(twin.pending, write_id=write_id)
     assert (first.sub_step, again.sub_step, again.repeated) == (2, 2, True)
     assert [call.attempts for call in (await store.restore("c")).pending] == [1]
+
+
+async def test_a_turn_is_not_taken_behind_another_checkpoint_in_the_place_that_was_seen(
+    store: AsyncStore, dsn: str
+) -> None:
+    """After a failover that has lost writes, somebody else's checkpoint can stand there."""
+    branch = await store.conversation("c")
+    await branch.begin_turn({"role": "user", "content": "hello"})
+    await branch.save([{"role": "assistant", "content": "hi"}], final=True)
+    with psycopg.connect(dsn) as connection:
+        connection.execute("UPDATE turnkeep.checkpoint SET write_id = gen_random_uuid() WHERE phase = 'final'")
+    await store.post("c", "go on", key="k")
+    with pytest.raises(turnkeep.ConflictError):
+        await branch.take_request()
+    await branch.refresh()
+    assert (await branch.take_request()) is not None
+    assert (branch.turn_index, branch.sub_step) == (1, 0)

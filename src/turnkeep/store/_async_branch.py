@@ -317,6 +317,7 @@ class AsyncBranch(AsyncHead):
                     "write_id": self._sent,
                     "agent": self.agent_id,
                     "state": content.state,
+                    "seen": self._seen,
                 },
             )
             if outcome == "none":

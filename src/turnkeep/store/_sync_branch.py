@@ -316,6 +316,7 @@ class Branch(Head):
                     "write_id": self._sent,
                     "agent": self.agent_id,
                     "state": content.state,
+                    "seen": self._seen,
                 },
             )
             if outcome == "none":

@@ -26,6 +26,7 @@ END $$;
 -- Functions whose parameters have changed are made anew.
 DROP FUNCTION IF EXISTS {schema}.save_v1;
 DROP FUNCTION IF EXISTS {schema}.save_turn_v1;
+DROP FUNCTION IF EXISTS {schema}.take_v1;
 
 -- Each document is written three times: a pointer, its text, its embedding. What that leaves behind is removed before it
 -- is a twentieth of the table, rather than a fifth.

@@ -377,10 +377,10 @@ BEGIN
 END $$;
 
 -- Begins the next turn with the oldest request that waits on the branch. 'none' where there is none, and nothing is
--- written; the other outcomes are save_v1's. The same p_write_id gives the same turn again.
+-- written; the other outcomes are save_v1's. The same p_write_id gives the same turn again. p_seen is save_v1's.
 CREATE OR REPLACE FUNCTION {schema}.take_v1(
     p_conversation uuid, p_branch int, p_turn int, p_sub_step int, p_token bigint, p_lease_seconds float8,
-    p_write_id uuid, p_agent text, p_state json,
+    p_write_id uuid, p_agent text, p_state json, p_seen uuid DEFAULT NULL,
     OUT outcome text, OUT turn_index int, OUT sub_step int, OUT lease_until timestamptz, OUT key text, OUT body json
 ) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -412,7 +412,7 @@ BEGIN
     FROM {schema}.save_v1(
         p_conversation, p_branch, p_turn, p_sub_step, p_token, p_lease_seconds, p_write_id, false, 'input', p_agent,
         CASE json_typeof(body) WHEN 'array' THEN json_array_length(body) ELSE 1 END, body,
-        NULL, NULL, NULL, p_state, key, v_request.digest) AS s;
+        NULL, NULL, NULL, p_state, key, v_request.digest, NULL, p_seen) AS s;
 END $$;
 
 -- Accepts a message under a key: it waits for a turn of its own. p_branch null: the current branch. The branch row

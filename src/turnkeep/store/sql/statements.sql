@@ -42,7 +42,7 @@ ORDER BY c.turn_index DESC, c.sub_step DESC LIMIT 1 FOR KEY SHARE OF c
 -- The next turn, begun with the oldest request that waits.
 SELECT outcome, turn_index, sub_step, lease_until, key, body::pg_catalog.text
 FROM {schema}.take_v1(%(conversation)s, %(branch)s, %(turn)s, %(sub_step)s, %(token)s, %(lease_seconds)s, %(write_id)s,
-    %(agent)s, %(state)s)
+    %(agent)s, %(state)s, %(seen)s)
 
 -- name: post
 -- A message accepted under a key, or found there.
