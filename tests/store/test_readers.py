@@ -43,7 +43,6 @@ VALUES = {
     "jsonb": "'[]'",
     "turnkeep.branch": "(SELECT b FROM turnkeep.branch AS b LIMIT 1)",
     "turnkeep.checkpoint": "(SELECT c FROM turnkeep.checkpoint AS c LIMIT 1)",
-    "timestamp with time zone": "now()",
 }
 FUNCTIONS = """
 SELECT p.proname, coalesce(array_agg(format_type(a.type, NULL) ORDER BY a.ord) FILTER (WHERE a.ord IS NOT NULL), '{}')
