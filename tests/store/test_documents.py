@@ -6,14 +6,15 @@ import asyncio
 import hashlib
 import json
 import uuid
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 import turnkeep
-from tests.observing import Observer, branches_held, table_held
+from tests.observing import Observer, gate
 from turnkeep.search import fill_documents
 from turnkeep.search.chunks import MOST_CHUNKS
 from turnkeep.store._documents import Documents, read_dead, read_lag
@@ -204,15 +205,26 @@ async def test_words_of_any_language_are_found(store: turnkeep.AsyncStore, obser
 # -- what goes meanwhile
 
 
+@asynccontextmanager
+async def off_the_loop(obstacle: AbstractContextManager[None]) -> AsyncIterator[None]:
+    """An obstacle whose removal waits for others, who go on meanwhile."""
+    obstacle.__enter__()
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(obstacle.__exit__, None, None, None)
+
+
 async def test_a_branch_deleted_while_it_is_filled_leaves_nothing(
     store: turnkeep.AsyncStore, other: turnkeep.AsyncStore, dsn: str, observer: Observer
 ) -> None:
     branch = await store.conversation("c")
     await turn(branch, "zero?", "0")
+    await fill_documents(store)
     fork = await store.fork("c", at=(0, 0))
     await fork.save([assistant("word " * 2000)], final=True)
-    with table_held(dsn, "turnkeep.document", "SHARE"):
-        filling = asyncio.create_task(fill_documents(store, conversation="c"))
+    async with off_the_loop(gate(dsn, "turnkeep.document", "INSERT")):
+        filling = asyncio.create_task(fill_documents(store))
         await observer.see_waiting(1)
         deleting = asyncio.create_task(other.delete_branch("c", fork.branch))
         await observer.see_waiting(2)
@@ -226,7 +238,7 @@ async def test_a_conversation_erased_while_it_is_filled_leaves_nothing(
 ) -> None:
     branch = await store.conversation("c")
     await turn(branch, "canary " * 2000, "0")
-    with branches_held(dsn, branch.conversation_id):
+    async with off_the_loop(gate(dsn, "turnkeep.document", "INSERT")):
         filling = asyncio.create_task(fill_documents(store))
         await observer.see_waiting(1)
         erasing = asyncio.create_task(other.erase("c"))
