@@ -1,0 +1,160 @@
+"""A caller's own embedding commits with the end of its turn, or is refused before anything happens."""
+
+from __future__ import annotations
+
+import json
+import math
+import uuid
+from typing import Any
+
+import pytest
+
+import turnkeep
+from tests.observing import Observer
+from tests.store.conftest import OpenStore
+from turnkeep.errors import EmbeddingDimensionsError, InvalidInputError
+from turnkeep.search import EmbedWorker, fill_documents
+
+pytestmark = pytest.mark.pgvector
+ANSWER = {"role": "assistant", "content": "yes"}
+
+
+class Local:
+    """A provider without a server."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.dimensions = 2
+
+    async def embed(self, texts: Any, *, query: bool = False) -> list[list[float]]:
+        """The same vector for every text."""
+        return [[0.0, 1.0] for _ in texts]
+
+
+async def begun(store: turnkeep.AsyncStore) -> turnkeep.AsyncBranch:
+    branch = await store.conversation("c")
+    await branch.begin_turn({"role": "user", "content": "?"})
+    return branch
+
+
+def documents(observer: Observer) -> list[tuple[Any, ...]]:
+    rows = observer.rows("SELECT text, model, embedding::text FROM turnkeep.document ORDER BY turn_index, chunk")
+    return [(text, model, vector and json.loads(vector)[:3]) for text, model, vector in rows]
+
+
+async def test_an_embedding_commits_with_the_state_and_stays_until_another_model_is_asked_for(
+    dsn: str, open_store: OpenStore, observer: Observer
+) -> None:
+    async with open_store(dsn) as store:
+        branch = await begun(store)
+        await branch.save([ANSWER], final=True, embedding=[0.25, -1.5], embedding_model="mine")
+        assert documents(observer) == [(None, "mine", [0.25, -1.5, 0])]
+        rows = observer.rows("SELECT embedding::text FROM turnkeep.agent_checkpoints WHERE phase = 'final'")
+        assert json.loads(rows[0][0]) == [0.25, -1.5, *([0] * 766)]
+    async with turnkeep.open(dsn) as store:
+        await EmbedWorker(store, Local("mine")).run(drain=True)
+        assert documents(observer) == [("?\n\nyes", "mine", [0.25, -1.5, 0])]
+        await EmbedWorker(store, Local("other")).run(drain=True)
+        assert documents(observer) == [("?\n\nyes", "other", [0, 1, 0])]
+
+
+async def test_a_whole_turn_and_a_transaction_take_one_too(dsn: str, open_store: OpenStore, observer: Observer) -> None:
+    async with open_store(dsn) as store:
+        branch = await store.conversation("c")
+        await branch.save_all([ANSWER], final=True, embedding=[1], embedding_model="m")
+        await branch.begin_turn({"role": "user"})
+        async with branch.transaction() as transaction:
+            await transaction.save([ANSWER], final=True, embedding=[2], embedding_model="m")
+        assert [row[1:] for row in documents(observer)] == [("m", [1, 0, 0]), ("m", [2, 0, 0])]
+
+
+async def test_a_retry_is_harmless(dsn: str, open_store: OpenStore, observer: Observer) -> None:
+    async with open_store(dsn) as store:
+        branch = await begun(store)
+        write_id = uuid.uuid4()
+        for _ in range(2):
+            saved = await branch.save([ANSWER], final=True, embedding=[1.0], embedding_model="m", write_id=write_id)
+        assert saved.repeated
+        assert documents(observer) == [(None, "m", [1, 0, 0])]
+
+
+async def test_a_vector_of_1024_dimensions_is_refused_with_both_numbers_and_the_message_is_kept_without_it(
+    dsn: str, open_store: OpenStore, observer: Observer
+) -> None:
+    async with open_store(dsn) as store:
+        branch = await begun(store)
+        before = observer.counts(), observer.heads()
+        with pytest.raises(EmbeddingDimensionsError, match=r"1024.*768") as caught:
+            await branch.save([ANSWER], final=True, embedding=[0.5] * 1024, embedding_model="m")
+        assert (caught.value.have, caught.value.column) == (1024, 768)
+        assert (observer.counts(), observer.heads()) == before
+        await branch.save([ANSWER], final=True, embedding=None)
+        assert documents(observer) == [(None, None, None)]
+
+
+@pytest.mark.parametrize(
+    ("vector", "why"),
+    [
+        ([math.nan] * 768, r"embedding\[0\]: nan"),
+        ([0.0, math.inf], r"embedding\[1\]: inf"),
+        ([1e39, *[0.0] * 767], r"embedding\[0\]: 1e\+39"),
+        ([0.0] * 768, "no direction"),
+        ([1e-60], "no direction"),
+        ([], "no direction"),
+        (["a"], "no list of numbers"),
+        (7, "no list of numbers"),
+    ],
+)
+async def test_a_vector_that_no_search_could_use_is_refused(
+    dsn: str, open_store: OpenStore, observer: Observer, vector: Any, why: str
+) -> None:
+    async with open_store(dsn) as store:
+        branch = await begun(store)
+        before = observer.counts(), observer.heads()
+        with pytest.raises(InvalidInputError, match=why):
+            await branch.save([ANSWER], final=True, embedding=vector, embedding_model="m")
+        assert (observer.counts(), observer.heads()) == before
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"embedding": [1.0], "embedding_model": "m"},
+        {"embedding": [1.0], "final": True},
+        {"embedding_model": "m", "final": True},
+        {"embedding": [1.0], "embedding_model": "", "final": True},
+        {"embedding": [1.0], "embedding_model": "m" * 256, "final": True},
+        {"embedding": [1.0], "embedding_model": "m\0", "final": True},
+    ],
+)
+async def test_an_embedding_is_of_a_whole_turn_and_of_a_model(
+    dsn: str, open_store: OpenStore, observer: Observer, given: dict[str, Any]
+) -> None:
+    async with open_store(dsn) as store:
+        branch = await begun(store)
+        before = observer.counts(), observer.heads()
+        with pytest.raises(InvalidInputError, match="embedding"):
+            await branch.save([ANSWER], **given)
+        assert (observer.counts(), observer.heads()) == before
+
+
+async def test_an_embedding_by_plain_sql_is_of_no_model_that_is_known_and_its_row_can_be_repeated(
+    store: turnkeep.AsyncStore, observer: Observer
+) -> None:
+    conversation = uuid.uuid4()
+    vector = json.dumps([0.5] * 768)
+
+    def insert() -> None:
+        observer.rows(
+            "INSERT INTO turnkeep.agent_checkpoints (conversation_id, turn_index, messages, embedding)"
+            " VALUES (%s, 0, '[{\"role\": \"user\", \"content\": \"words\"}]', %s) RETURNING 1",
+            conversation, vector,
+        )  # fmt: skip
+
+    insert()
+    insert()
+    assert documents(observer) == [(None, "unknown", [0.5] * 3)]
+    await fill_documents(store, model="m")
+    await EmbedWorker(store, Local("m")).run(drain=True)
+    insert()
+    assert documents(observer) == [("words", "m", [0, 1, 0])]
