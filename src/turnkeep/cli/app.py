@@ -17,6 +17,7 @@ from turnkeep.cli import (
     details,
     diff,
     doctor,
+    embed,
     embedded,
     erase,
     grant,
@@ -66,6 +67,7 @@ app.command("migrate")(schema.migrate)
 app.command("doctor")(doctor.doctor)
 app.command("run")(chat.run)
 app.command("worker")(worker.worker)
+app.command("embed")(embed.embed)
 app.command("post")(post.post)
 app.command("resume")(resume.resume)
 app.command("ls")(ls.ls)

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
 import os
-import signal
 import socket
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from turnkeep.cli.agents import load
 from turnkeep.cli.database import opened, place_of
+from turnkeep.cli.embed import beside, closed_in_the_end
 from turnkeep.cli.failures import Exit
 from turnkeep.cli.metrics import check_installed
 from turnkeep.cli.options import Options, check_seconds, command
-from turnkeep.cli.text import printable
+from turnkeep.cli.serving import Log, Stop
 
 if TYPE_CHECKING:
     from turnkeep.runner import Agent, Worker
@@ -36,7 +32,7 @@ AppArgument = typer.Argument(
 
 _MOST_AT_ONCE = 1000
 _MOST_CONNECTIONS = 20
-_SPARE_CONNECTIONS = 2  # for claims, and for leases to be renewed
+_SPARE_CONNECTIONS = 3  # for claims, for leases to be renewed, and for documents
 _LAST_SECONDS = 2.0
 
 
@@ -62,6 +58,9 @@ def worker(
         int | None,
         typer.Option("--pool-size", min=1, metavar="N", help="At most so many connections; enough if not given."),
     ] = None,
+    search: Annotated[
+        bool, typer.Option("--search/--no-search", help="Make what a search looks through too, as `turnkeep embed`.")
+    ] = True,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what is waited for, too.")] = False,
     metrics_port: Annotated[
         int | None,
@@ -94,7 +93,9 @@ def worker(
     if metrics_port is not None:
         check_installed()
     metering = None if metrics_port is None else (metrics_host, metrics_port)
-    return asyncio.run(_serve(options, agents, log, settings, connections=connections, drain=drain, metering=metering))
+    return asyncio.run(
+        _serve(options, agents, log, settings, connections=connections, drain=drain, metering=metering, search=search)
+    )
 
 
 async def _serve(
@@ -106,17 +107,23 @@ async def _serve(
     connections: int,
     drain: bool,
     metering: tuple[str, int] | None,
+    search: bool,
 ) -> Exit:
     from turnkeep.runner import Worker
+    from turnkeep.search import provider_from_settings
 
-    async with opened(options, pool_size=connections) as store:
+    provider = provider_from_settings() if search else None
+    async with closed_in_the_end(provider), opened(options, pool_size=connections) as store:
         serving = Worker(store, agents, **settings)
         stop = Stop(serving, log)
         names = [agent.name for agent in agents]
         where = f"on {place_of(store, options)}, {settings['concurrency']} at a time, as {settings['owner']}"
         log.tell(f"serving {', '.join(names)} {where}", agents=names, **settings)
         with _measured(store, serving, log, metering):
-            await serving.run(drain=drain)
+            if search:
+                await beside(store, provider, log, serving.run(drain=drain))
+            else:
+                await serving.run(drain=drain)
         log.tell("everything is handed back" if stop.asked else "nothing is left to do")
     code = Exit.INTERRUPTED if stop.asked and drain else Exit.OK
     _end_soon(code)
@@ -148,69 +155,3 @@ def _end_soon(code: Exit) -> None:
     ending = threading.Timer(_LAST_SECONDS, os._exit, (int(code),))
     ending.daemon = True
     ending.start()
-
-
-class Stop:
-    """Listens to SIGTERM and SIGINT: the first lets the worker come to its end, the second ends the process."""
-
-    def __init__(self, worker: Worker, log: Log) -> None:
-        self.asked = False
-        self._worker = worker
-        self._log = log
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop)
-
-    def _stop(self) -> None:
-        if self.asked:
-            os._exit(Exit.INTERRUPTED)
-        self.asked = True
-        self._log.tell("stopping: what is under way is handed back; a second signal ends at once")
-        self._worker.stop()
-
-
-# -- the log
-
-
-class Log:
-    """What the runner logs, on stderr, unless the app has handlers of its own for that."""
-
-    def __init__(self, options: Options, *, verbose: bool) -> None:
-        self._options = options
-        logger = logging.getLogger("turnkeep.runner")
-        if verbose:
-            logger.setLevel(logging.INFO)
-        if not logger.hasHandlers():
-            handler = logging.StreamHandler(sys.stderr)
-            handler.setFormatter(_Lines() if not options.json else _Objects())
-            logger.addHandler(handler)
-
-    def tell(self, words: str, **facts: Any) -> None:
-        """Say how the worker itself gets on."""
-        if not self._options.json:
-            self._options.output.note(words)
-        elif not self._options.quiet:
-            print(
-                json.dumps({"time": _time(), "level": "INFO", "message": words, **facts}), file=sys.stderr, flush=True
-            )
-
-
-class _Lines(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        lines = [f"{datetime.fromtimestamp(record.created):%H:%M:%S} {record.levelname} {record.getMessage()}"]
-        if record.exc_info:
-            lines.append(self.formatException(record.exc_info))
-        return printable("\n".join(lines))
-
-
-class _Objects(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        told = {"time": _time(record.created), "level": record.levelname, "message": record.getMessage()}
-        if record.exc_info:
-            told["exception"] = self.formatException(record.exc_info)
-        return json.dumps(told)
-
-
-def _time(seconds: float | None = None) -> str:
-    now = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
-    return now.isoformat(timespec="milliseconds")

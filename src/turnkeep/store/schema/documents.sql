@@ -60,9 +60,14 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    DELETE FROM {schema}.document AS d
+    PERFORM FROM {schema}.document AS d
     WHERE d.conversation_id = p_conversation AND d.branch = p_branch AND d.turn_index = p_turn
         AND d.chunk >= greatest(1, cardinality(p_chunks));
+    IF FOUND THEN  -- from an earlier text; who never has one needs no right to delete
+        DELETE FROM {schema}.document AS d
+        WHERE d.conversation_id = p_conversation AND d.branch = p_branch AND d.turn_index = p_turn
+            AND d.chunk >= greatest(1, cardinality(p_chunks));
+    END IF;
     INSERT INTO {schema}.document AS d (
         conversation_id, branch, turn_index, chunk, text, tsv, next_try_at, created_at, left_out)
     SELECT p_conversation, p_branch, p_turn, c.ord - 1, c.text, {schema}.words_of(c.text),
