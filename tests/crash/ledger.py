@@ -18,14 +18,17 @@ from tests.observing import Observer
 
 Event = dict[str, Any]
 
+_ROOT = Path(__file__).parents[2]
 _WRITER = Path(__file__).with_name("writer.py")
 
 
 class Nursery:
     """A warm process that forks writers. It is never killed, and neither is the one that holds this."""
 
-    def __init__(self) -> None:
-        self._process = subprocess.Popen([sys.executable, str(_WRITER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    def __init__(self, *program: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, *(program or (str(_WRITER),))], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=_ROOT
+        )
         assert self._process.stdin
         assert self._process.stdout
         self._words, self._events = self._process.stdin, self._process.stdout

@@ -14,6 +14,7 @@ import os
 import re
 import signal
 import uuid
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -104,7 +105,7 @@ def statement_name(text: str) -> str:
     return function.group(1) if function else "restore" if ".branch AS b" in text else "look"
 
 
-def watch_statements(kill_at: int, moment: str) -> Any:
+def watch_statements(kill_at: int, moment: str, name: Callable[[str], str] = statement_name) -> Any:
     """Number every statement from 1, and kill this process `before`, `after` or `during` one of them."""
     execute = psycopg.AsyncCursor.execute
     sent = 0
@@ -113,7 +114,7 @@ def watch_statements(kill_at: int, moment: str) -> Any:
         nonlocal sent
         sent += 1
         text = query.decode() if isinstance(query, bytes) else str(query)
-        say(statement=sent, name=statement_name(text))
+        say(statement=sent, name=name(text))
         if sent == kill_at and moment == "before":
             die()
         if sent == kill_at and moment.startswith("during"):
