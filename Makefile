@@ -8,7 +8,7 @@ FUZZ_SECONDS ?= 300
 FUZZ_EXAMPLES ?= 2000
 MAJORS := 15 16 17
 .DEFAULT_GOAL := help
-.PHONY: help demo test postgres-versions model lint bench engines fuzz lock clean pictures
+.PHONY: help demo test postgres-versions model lint bench scale engines fuzz lock clean pictures
 
 help:    ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/'
@@ -38,6 +38,9 @@ model: $(VENV)/ready    ## thousands of made-up sequences, the store beside a pl
 
 bench: $(VENV)/ready pgbouncer    ## ratios beside their budgets
 	$(BIN)/python -m bench
+
+scale: $(VENV)/ready    ## a million messages in 20,000 conversations: each command's time, memory and plans
+	$(BIN)/python -m bench.scale
 
 pictures: $(VENV)/ready    ## what the commands print, drawn for README and docs
 	$(BIN)/python tools/pictures.py

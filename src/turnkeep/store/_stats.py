@@ -64,7 +64,8 @@ class DocumentLag:
 class Stats:
     """A schema in numbers. `statuses` is of branches and `agents` of conversations, the most frequent first.
 
-    `uncertain_calls` are those pending ones that may have run: started without a result, or inherited by a fork.
+    `uncertain_calls` are those pending ones that may have run: started without a result, or inherited by a fork. Where
+    there are very many branches, those of idle and ended ones are not among them.
     `saves_drawn` counts the numbers that saves have drawn from their sequence, None where this role may not see it;
     `requests_inserted` is the server's own count, `turns_begun` that of branches whose newest turn began since the look
     before, or within a minute. Times are the database's.
@@ -150,7 +151,7 @@ async def read_stats(
     ((live, oldest_turn, expired, oldest_expired),) = await reader.fetch("activity")
     ((begun, oldest_open),) = await reader.fetch("begun", {"since": since, "most": _MOST})
     ((waiting, oldest_request),) = await reader.fetch("requests")
-    ((pending, uncertain),) = await reader.fetch("pending")
+    ((pending, uncertain),) = await reader.fetch("pending", {"all": "branch" not in large})
     ((to_fill, to_embed, oldest_due, dead),) = await reader.fetch("documents", {"most": _MOST})
     sizes = tuple(TableSize(name, *sizes) for name, _, *sizes in tables)
     waste = await read_waste(store) if exact else {}

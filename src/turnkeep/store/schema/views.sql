@@ -139,9 +139,12 @@ SELECT b.conversation_id, b.branch, b.turn_index, p.sub_step, p.index,
     p.uncertain, p.issued_conversation, p.issued_branch, p.issued_at, p.agent_id,
     b.status, b.lease_owner, b.lease_until
 FROM {schema}.branch AS b
-JOIN {schema}.checkpoint AS h ON h.conversation_id = b.conversation_id AND h.turn_index = b.turn_index
-    AND h.sub_step = b.sub_step AND h.branch = {schema}.owner_of(b.branch, b.lineage, b.turn_index, b.sub_step)
-    AND h.phase <> 'final'
+CROSS JOIN LATERAL (  -- each branch's head by its key: to join all of both would read every checkpoint there is
+    SELECT FROM {schema}.checkpoint AS c
+    WHERE c.conversation_id = b.conversation_id AND c.turn_index = b.turn_index AND c.sub_step = b.sub_step
+        AND c.branch = {schema}.owner_of(b.branch, b.lineage, b.turn_index, b.sub_step) AND c.phase <> 'final'
+    OFFSET 0
+) AS h
 CROSS JOIN LATERAL (
     WITH step AS MATERIALIZED (
         SELECT c.sub_step, c.branch, c.created_at, c.agent_id, c.phase, c.tool_calls, c.answers, c.origin_conversation,

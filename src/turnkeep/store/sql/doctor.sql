@@ -84,6 +84,9 @@ SELECT pg_catalog.count(*) FILTER (WHERE b.status = 'running' AND b.lease_until 
     (SELECT pg_catalog.date_part('epoch', {schema}.clock() - pg_catalog.clock_timestamp())) AS clock_ahead
 FROM (SELECT {schema}.clock() AS now OFFSET 0) AS t
 CROSS JOIN {schema}.branch AS b
-LEFT JOIN {schema}.checkpoint AS c ON c.conversation_id = b.conversation_id AND c.turn_index = b.turn_index
-    AND c.sub_step = b.sub_step AND c.branch = {schema}.owner_of(b.branch, b.lineage, b.turn_index, b.sub_step)
+LEFT JOIN LATERAL (  -- by its key, for each of the few
+    SELECT k.phase FROM {schema}.checkpoint AS k
+    WHERE k.conversation_id = b.conversation_id AND k.turn_index = b.turn_index
+        AND k.sub_step = b.sub_step AND k.branch = {schema}.owner_of(b.branch, b.lineage, b.turn_index, b.sub_step)
+    OFFSET 0) AS c ON true
 WHERE b.status IN ('open', 'running', 'ready')

@@ -104,19 +104,24 @@ SELECT b.conversation_id, b.branch, CASE
     END AS problem
 FROM {schema}.branch AS b
 LEFT JOIN {schema}.conversation AS v ON v.conversation_id = b.conversation_id
-LEFT JOIN {schema}.checkpoint AS c ON c.conversation_id = b.conversation_id AND c.turn_index = b.turn_index
-    AND c.sub_step = b.sub_step AND c.branch = {schema}.owner_of(b.branch, b.lineage, b.turn_index, b.sub_step)
+LEFT JOIN LATERAL (  -- by its key, for each of the few
+    SELECT k.conversation_id, k.spans FROM {schema}.checkpoint AS k
+    WHERE k.conversation_id = b.conversation_id AND k.turn_index = b.turn_index
+        AND k.sub_step = b.sub_step AND k.branch = {schema}.owner_of(b.branch, b.lineage, b.turn_index, b.sub_step)
+    OFFSET 0) AS c ON true
 WHERE (b.conversation_id, b.branch) > (%(conversation)s::pg_catalog.uuid, %(branch)s::pg_catalog.int4)
 ORDER BY b.conversation_id, b.branch LIMIT %(limit)s
 
 -- name: whole
--- Conversations from a place on, in order, each with what is wrong with it as a whole.
+-- Conversations from a place on, in order, each with what is wrong with it as a whole. Counts, because EXISTS would be
+-- answered from a hash of the whole other table for each batch.
 SELECT v.conversation_id, CASE
-        WHEN v.archived_at IS NULL AND NOT EXISTS (
-            SELECT FROM {schema}.branch AS b WHERE b.conversation_id = v.conversation_id AND b.branch = v.current_branch)
+        WHEN v.archived_at IS NULL AND 0 = (
+            SELECT pg_catalog.count(*) FROM {schema}.branch AS b
+            WHERE b.conversation_id = v.conversation_id AND b.branch = v.current_branch)
             THEN 'its current branch is not there'
-        WHEN (v.archived_at IS NOT NULL) <> EXISTS (
-            SELECT FROM {schema}.archive AS a WHERE a.conversation_id = v.conversation_id)
+        WHEN (v.archived_at IS NOT NULL) <> (0 < (
+            SELECT pg_catalog.count(*) FROM {schema}.archive AS a WHERE a.conversation_id = v.conversation_id))
             THEN 'archived in one place only'
     END AS problem
 FROM {schema}.conversation AS v

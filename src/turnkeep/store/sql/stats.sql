@@ -50,9 +50,11 @@ SELECT pg_catalog.count(*), pg_catalog.min(r.received_at)
 FROM {schema}.request AS r WHERE r.taken_turn IS NULL
 
 -- name: pending
--- Calls without a result, and those of them of which nobody knows whether they have run.
+-- Calls without a result, and those of them of which nobody knows whether they have run; of all branches, or of those that
+-- are neither idle, as forks are in the middle of a turn, nor ended.
 SELECT pg_catalog.count(*), pg_catalog.count(*) FILTER (WHERE p.uncertain OR p.attempts > 0)
 FROM {schema}.pending_calls AS p
+WHERE %(all)s OR p.status NOT IN ('idle', 'ended')
 
 -- name: stats_moment
 -- The server's time, since when it runs, connections in use and how many there can be.

@@ -1,0 +1,195 @@
+"""A million messages: how long each command takes, in how much memory, and by what plans. `make scale`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+
+import turnkeep
+from bench.population import MESSAGES, Population, populate
+from turnkeep.embedded import EmbeddedPostgres
+
+COMMAND = str(Path(sys.executable).with_name("turnkeep"))
+# Tables that are never read from one end to the other, whatever is asked.
+LARGE = ("message", "checkpoint", "document", "request")
+# Settings under which a server writes down the plan of everything, that of statements inside functions included.
+EXPLAINED = {
+    "session_preload_libraries": "auto_explain",
+    "auto_explain.log_min_duration": "0",
+    "auto_explain.log_nested_statements": "on",
+}
+_SCAN = re.compile(rf"Seq Scan on (?:\w+\.)?({'|'.join(LARGE)})\b")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a command took: seconds, megabytes at its peak, and the large tables that it read from end to end."""
+
+    what: str
+    seconds: float
+    megabytes: float
+    bytes_out: int
+    scanned: tuple[str, ...]
+
+
+# What is measured, in the words of the command line; those that this release does not have are left out. ONE is a
+# conversation. Behind each: whether it may read a large table from end to end, because that is what it is asked for.
+COMMANDS: tuple[tuple[str, bool], ...] = (
+    ("ls", False),
+    ("ls --agent agent-7", False),
+    ("ls --interrupted", False),
+    ("ls --json --limit 1000", False),
+    ("show ONE", False),
+    ("show ONE --context", False),
+    ("stats", False),
+    ("doctor", False),
+    ("doctor --deep", True),
+    ("search customer --limit 10", False),
+    ("prune --keep last-per-turn --older-than 30d --dry-run", True),
+    ("archive --ended-before 30d --dry-run", False),
+    ("export ONE", False),
+    ("export --all", True),
+)
+
+
+def main() -> None:
+    """Make the database, unless one is named that has it, and measure."""
+    arguments = argparse.ArgumentParser(prog="python -m bench.scale", description=main.__doc__)
+    arguments.add_argument("--conversations", type=int, default=20_000, help=f"of {MESSAGES} messages each")
+    arguments.add_argument("--vectors", type=int, default=2_000)
+    arguments.add_argument("--directory", type=Path, help="keep the server here, and use what is there")
+    given = arguments.parse_args()
+    with tempfile.TemporaryDirectory(prefix="turnkeep-scale-") as passing:
+        place = given.directory or Path(passing)
+        place.mkdir(exist_ok=True)
+        place.chmod(0o755)
+        with EmbeddedPostgres.start(place / "postgres") as server:
+            prepare(server.conninfo, Population(given.conversations, given.vectors))
+            print_table(list(measured(server.conninfo, place / "postgres" / "log")))
+
+
+def prepare(dsn: str, population: Population) -> None:
+    """Fill the database, unless it is full, and let it explain itself."""
+    turnkeep.migrate(dsn)
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        ((there,),) = connection.execute("SELECT count(*) FROM turnkeep.conversation").fetchall()
+    if not there:
+        start = time.perf_counter()
+        populate(dsn, population)
+        seconds = time.perf_counter() - start
+        print(
+            f"{population.messages:,} messages in {population.conversations:,} conversations, made in {seconds:.0f} s"
+        )
+    explain(dsn)
+    check_sample(dsn)
+
+
+def explain(dsn: str) -> None:
+    """Let the database write every plan into the server's log."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for name, value in EXPLAINED.items():
+            connection.execute(f'ALTER DATABASE "{connection.info.dbname}" SET {name} = {value}'.encode())
+
+
+def check_sample(dsn: str) -> None:
+    """See that what was made is what a store makes: a sample of it is restored whole, and gone on with."""
+
+    async def check() -> None:
+        async with turnkeep.open(dsn) as store:
+            for summary in await store.conversations(limit=50):
+                restored = await store.restore(summary.conversation_id)
+                assert len(restored.messages) >= MESSAGES - 1, restored
+                assert restored.state is not None
+            branch = await store.conversation("ticket-10")
+            await branch.begin_turn({"role": "user", "content": "once more"})
+            await branch.save([{"role": "assistant"}], final=True)
+
+    asyncio.run(check())
+
+
+def measured(dsn: str, logs: Path, commands: Sequence[tuple[str, bool]] = COMMANDS) -> Iterator[Measured]:
+    """Run each command that there is, and measure it."""
+    with psycopg.connect(dsn) as connection:
+        ((one,),) = connection.execute("SELECT conversation_id FROM turnkeep.conversation LIMIT 1 OFFSET 77").fetchall()
+    for text, _ in commands:
+        words = [str(one) if word == "ONE" else word for word in text.split()]
+        if subprocess.run([COMMAND, words[0], "--help"], capture_output=True, check=False).returncode == 0:
+            yield run(text, words, dsn, logs)
+    yield scrape(dsn, logs)
+
+
+def run(text: str, words: Sequence[str], dsn: str, logs: Path) -> Measured:
+    """Run a command to its end."""
+    with plans(logs) as scanned, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        start = time.perf_counter()
+        process = subprocess.Popen(
+            [COMMAND, *words], env=os.environ | {"TURNKEEP_DATABASE_URL": dsn}, stdout=out, stderr=err
+        )
+        _, status, used = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - start
+        process.returncode = os.waitstatus_to_exitcode(status)
+        err.seek(0)
+        assert process.returncode in (0, 6), (text, err.read().decode())
+        return Measured(text, seconds, used.ru_maxrss / 1024, out.seek(0, os.SEEK_END), scanned())
+
+
+def scrape(dsn: str, logs: Path) -> Measured:
+    """Take one look, as `turnkeep metrics` does for a scrape."""
+    from turnkeep.store._stats import read_stats
+
+    async def look() -> int:
+        async with turnkeep.open(dsn, pool_size=1) as store:
+            return len(str(await read_stats(store, agents=20)))
+
+    with plans(logs) as scanned:
+        start = time.perf_counter()
+        length = asyncio.run(look())
+        seconds = time.perf_counter() - start
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        return Measured("metrics, a scrape", seconds, peak, length, scanned())
+
+
+@contextmanager
+def plans(logs: Path) -> Iterator[Callable[[], tuple[str, ...]]]:
+    """Give what tells, from the logs of what happens meanwhile, which large tables were read from end to end."""
+    before = {log: log.stat().st_size for log in logs.glob("*.log")}
+
+    def scanned() -> tuple[str, ...]:
+        text = ""
+        for log in sorted(logs.glob("*.log")):
+            with log.open(errors="replace") as file:
+                file.seek(before.get(log, 0))
+                text += file.read()
+        assert "Query Text: " in text, "the server writes no plans"
+        return tuple(sorted(set(_SCAN.findall(text))))
+
+    yield scanned
+
+
+def print_table(found: Sequence[Measured]) -> None:
+    """Print it for people, and for programs if stdout is none."""
+    if not sys.stdout.isatty():
+        for one in found:
+            print(json.dumps(one.__dict__))
+        return
+    for one in found:
+        scans = f"  reads all of {', '.join(one.scanned)}" if one.scanned else ""
+        print(f"{one.what:<55} {one.seconds:7.2f} s {one.megabytes:7.0f} MB {one.bytes_out:>12,} bytes{scans}")
+
+
+if __name__ == "__main__":
+    main()
