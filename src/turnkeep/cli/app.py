@@ -27,6 +27,7 @@ from turnkeep.cli import (
     prune,
     resume,
     schema,
+    search,
     show,
     stats,
     transfer,
@@ -72,6 +73,7 @@ app.command("post")(post.post)
 app.command("resume")(resume.resume)
 app.command("ls")(ls.ls)
 app.command("show")(show.show)
+app.command("search")(search.search)
 app.command("diff")(diff.diff)
 app.command("fork")(branches.fork)
 app.command("switch")(branches.switch)

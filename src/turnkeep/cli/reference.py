@@ -1,7 +1,8 @@
 """What people write to name a conversation, a branch of it, or a checkpoint.
 
 `ID`, `ID@turn.sub_step`, `ID:branch` and `ID:branch@turn.sub_step`: ID is an external id, a UUID or its first digits,
-or `@last`; a branch is its number or its name. An id may contain ":" and "@" itself: the longest id that is there wins.
+or `@last`; a branch is its number or its name. `@turn` alone is that turn's last sub-step. An id may contain ":" and
+"@" itself: the longest id that is there wins.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ LAST = "@last"
 
 CONVERSATION = "An id, a UUID or its first digits, or @last."
 BRANCH = "An id, a UUID or its first digits, or @last; with :branch behind it, that branch."
-CHECKPOINT = "An id, a UUID or its first digits, or @last; with :branch, @turn.sub_step or both behind it, that place."
+CHECKPOINT = (
+    "An id, a UUID or its first digits, or @last; with :branch, @turn[.sub_step] or both behind it, that place."
+)
 
 # Positions are int4 in the database; more digits name nothing.
-_CHECKPOINT = re.compile(r"(.+)@(\d{1,9})\.(\d{1,9})", re.DOTALL)
+_CHECKPOINT = re.compile(r"(.+)@(\d{1,9})(?:\.(\d{1,9}))?", re.DOTALL)
 _NUMBER = re.compile(r"\d{1,9}")
 
 
@@ -42,7 +45,8 @@ async def find(store: AsyncStore, text: str) -> Reference:
     failed: NotFoundError | None = None
     for conversation, branch, at in readings(text):
         try:
-            return Reference(await find_conversation(store, conversation), branch, at)
+            found = await find_conversation(store, conversation)
+            return Reference(found, branch, None if at is None else await _place(store, text, found, branch, at))
         except NotFoundError as error:
             failed = failed or error
         except InvalidInputError:
@@ -50,6 +54,19 @@ async def find(store: AsyncStore, text: str) -> Reference:
                 raise
     assert failed is not None
     raise failed
+
+
+async def _place(
+    store: AsyncStore, text: str, conversation: UUID, branch: int | str | None, at: tuple[int, int | None]
+) -> tuple[int, int]:
+    """A place, the last one of its turn where no sub-step was named."""
+    turn, sub_step = at
+    if sub_step is not None:
+        return turn, sub_step
+    newest = await store.history(conversation, branch=branch, limit=1, before=(turn + 1, 0))
+    if not newest or newest[0].turn_index != turn:
+        raise NotFoundError(f"{text!r}: there is no turn {turn}")
+    return turn, newest[0].sub_step
 
 
 async def find_branch(store: AsyncStore, text: str) -> Reference:
@@ -81,12 +98,12 @@ async def find_conversation(store: AsyncStore, reference: str) -> UUID:
     return newest[0].conversation_id
 
 
-def readings(text: str) -> Iterator[tuple[str, int | str | None, tuple[int, int] | None]]:
+def readings(text: str) -> Iterator[tuple[str, int | str | None, tuple[int, int | None] | None]]:
     """The conversation, branch and checkpoint that a text may name, the longest id first."""
     yield text, None, None
-    at = None
+    at: tuple[int, int | None] | None = None
     if checkpoint := _CHECKPOINT.fullmatch(text):
-        text, at = checkpoint[1], (int(checkpoint[2]), int(checkpoint[3]))
+        text, at = checkpoint[1], (int(checkpoint[2]), None if checkpoint[3] is None else int(checkpoint[3]))
         yield text, None, at
     end = len(text)
     while (end := text.rfind(":", 0, end)) > 0:

@@ -18,7 +18,7 @@ class Hit:
     `score` says nothing across searches: of text how often and how alone it has words that few others have, of vectors
     the cosine of the angle between them (1 is the same direction), of both the sum of 1 / (60 + rank). `snippet` is
     plain text around the first words that match, on one line; `marks` are the (start, stop) of those words in it.
-    `branch` is the one that wrote the turn, whichever inherit it.
+    `branch` is the one that wrote the turn, whichever inherit it, `current_branch` the conversation's current one.
     """
 
     conversation_id: uuid.UUID
@@ -33,6 +33,7 @@ class Hit:
     marks: tuple[tuple[int, int], ...]
     created_at: datetime | None
     archived: bool
+    current_branch: int
 
 
 @dataclass(frozen=True)

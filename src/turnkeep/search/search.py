@@ -35,7 +35,7 @@ MODES: Final = ("text", "semantic", "hybrid")
 
 _FILLED_FIRST: Final = 50
 _DEPTH: Final = 100  # of each ranking, at least, before they are made into one
-_NO_PROVIDER: Final = "no provider of embeddings was given"
+NO_PROVIDER: Final = "no provider of embeddings was given"
 _NO_VECTORS: Final = "the schema has no pgvector: `turnkeep doctor` says what to do"
 
 Ranking = list[tuple[Chunk, float]]
@@ -135,7 +135,7 @@ class _Looking:
 
     async def search(self, query: str, mode: str | None) -> SearchResult:
         ground = await self._searching.ground(self._model)
-        why = _NO_PROVIDER if self._provider is None else _NO_VECTORS if ground is None else None
+        why = NO_PROVIDER if self._provider is None else _NO_VECTORS if ground is None else None
         if mode == "semantic" and why is not None:
             raise ConfigurationError(f"a semantic search can't be made: {why}")
         wanted = wanted_of(query, await self._searching.words(as_words(query)))
@@ -162,7 +162,7 @@ class _Looking:
     async def similar(self, conversation: Any, named: str) -> SearchResult:
         ground = await self._searching.ground(self._model)
         if self._provider is None or ground is None:
-            why = _NO_PROVIDER if self._provider is None else _NO_VECTORS
+            why = NO_PROVIDER if self._provider is None else _NO_VECTORS
             raise ConfigurationError(f"similar conversations can't be found: {why}")
         middle = await self._searching.middle(conversation, self._provider.name, ground)
         if middle is None:
@@ -223,7 +223,7 @@ def one_ranking(rankings: Sequence[Ranking]) -> Ranking:
 
 
 def _hit(row: tuple[Any, ...], score: float, wanted: Collection[str]) -> Hit:
-    _, conversation_id, external_id, title, agent_id, branch, turn, chunk, text, created_at, archived_at = row
+    _, conversation_id, external_id, title, agent_id, branch, turn, chunk, text, created_at, archived_at, current = row
     part = snippet(text or "", wanted)
     return Hit(
         conversation_id=conversation_id,
@@ -238,4 +238,5 @@ def _hit(row: tuple[Any, ...], score: float, wanted: Collection[str]) -> Hit:
         marks=part.marks,
         created_at=created_at,
         archived=archived_at is not None,
+        current_branch=current,
     )

@@ -134,7 +134,7 @@ WHERE d.conversation_id = %(conversation)s AND d.model = {model} AND d.embedding
 -- name: hits
 -- What people want to know of chunks that were found, in the order they are asked for.
 SELECT w.item::pg_catalog.int4, v.conversation_id, v.external_id, v.title, v.agent_id, d.branch, d.turn_index, d.chunk, d.text,
-    d.created_at, v.archived_at
+    d.created_at, v.archived_at, v.current_branch
 FROM ROWS FROM (
     pg_catalog.unnest(%(conversations)s::pg_catalog.uuid[]), pg_catalog.unnest(%(branches)s::pg_catalog.int4[]),
     pg_catalog.unnest(%(turns)s::pg_catalog.int4[]), pg_catalog.unnest(%(chunks)s::pg_catalog.int4[])
