@@ -67,6 +67,8 @@ KEYWORDS: Mapping[str, Mapping[str, str]] = {
     "migrate": {
         "conninfo": "A DSN.",
         "schema": "As for `open`.",
+        "dimensions": "Of the embeddings that the schema holds, 1 to 16,000: 768 in a new one, else as many as it has. "
+        "Another number than it has drops all embeddings, to be made anew.",
         "timeout": "Seconds, for connecting and for each lock that somebody else holds.",
     },
     "Agent": {

@@ -20,10 +20,24 @@ _CONNECTING = 10.0
 
 
 @command
-def init(options: Options) -> None:
+def init(
+    options: Options,
+    dimensions: Annotated[
+        int | None,
+        typer.Option(
+            "--dimensions", min=1, max=16_000, metavar="N", help="Of the embeddings that a new schema holds; 768."
+        ),
+    ] = None,
+) -> None:
     """Make the schema, or bring it up to date; harmless when it is."""
     with conninfo(options) as database:
-        _change(options, database)
+        have = _status(options, database).dimensions
+        if dimensions is not None and have not in (None, dimensions):
+            raise InvalidInputError(
+                f"--dimensions: schema {options.schema!r} holds embeddings of {have:,} dimensions: `turnkeep migrate "
+                f"--dimensions {dimensions}` drops them and makes room for others"
+            )
+        _change(options, database, dimensions)
 
 
 @command
@@ -32,6 +46,17 @@ def migrate(
     status: Annotated[bool, typer.Option("--status", help="Change nothing; say what there is to do.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing; list what would be done.")] = False,
     sql: Annotated[bool, typer.Option("--sql", help="Change nothing; print the SQL, for an administrator.")] = False,
+    dimensions: Annotated[
+        int | None,
+        typer.Option(
+            "--dimensions",
+            min=1,
+            max=16_000,
+            metavar="N",
+            help="Hold embeddings of so many dimensions. Where that is another number, those there are are dropped, "
+            "and made anew by `turnkeep embed`.",
+        ),
+    ] = None,
 ) -> Exit | None:
     """Bring an existing schema up to date."""
     if status + dry_run + sql > 1:
@@ -40,19 +65,19 @@ def migrate(
         if status:
             return _print_status(options, _status(options, database))
         if dry_run or sql:
-            (_print_plan if dry_run else _print_script)(options, database)
+            (_print_plan if dry_run else _print_script)(options, database, dimensions)
             return None
         if not _status(options, database).exists:
             raise SchemaError(f"there is no schema {options.schema!r} to bring up to date: `turnkeep init` makes it")
-        _change(options, database)
+        _change(options, database, dimensions)
     return None
 
 
-def _print_plan(options: Options, database: str) -> None:
+def _print_plan(options: Options, database: str, dimensions: int | None) -> None:
     from turnkeep.store import plan
 
     _check_reachable(options, database)
-    steps = [step.what for step in plan(database, options.schema, timeout=options.timeout)]
+    steps = [step.what for step in plan(database, options.schema, dimensions=dimensions, timeout=options.timeout)]
     if options.json:
         options.output.record({"schema": options.schema, "would": steps})
         return
@@ -62,11 +87,11 @@ def _print_plan(options: Options, database: str) -> None:
         options.output.line(f"Schema {options.schema!r}: already up to date.")
 
 
-def _print_script(options: Options, database: str) -> None:
+def _print_script(options: Options, database: str, dimensions: int | None) -> None:
     from turnkeep.store import script
 
     _check_reachable(options, database)
-    text = script(database, options.schema, timeout=options.timeout)
+    text = script(database, options.schema, dimensions=dimensions, timeout=options.timeout)
     if options.json:
         options.output.record({"schema": options.schema, "sql": text})
     else:
@@ -86,11 +111,11 @@ def _check_reachable(options: Options, database: str) -> None:
     asyncio.run(check_reachable(database, options.schema, min(options.timeout, _CONNECTING)))
 
 
-def _change(options: Options, database: str) -> None:
+def _change(options: Options, database: str, dimensions: int | None) -> None:
     from turnkeep.store import migrate as bring_up_to_date
 
     before = _status(options, database)
-    after = bring_up_to_date(database, options.schema, timeout=options.timeout)
+    after = bring_up_to_date(database, options.schema, dimensions=dimensions, timeout=options.timeout)
     done = _done(before, after)
     output = options.output
     if options.json:
@@ -108,6 +133,8 @@ def _done(before: SchemaStatus, after: SchemaStatus) -> list[str]:
     done += [f"migration {one.number} ({one.name}) applied" for one in after.migrations if one.number not in applied]
     if not before.repeatable_current:
         done.append("functions and views put in place")
+    if before.dimensions not in (None, after.dimensions):
+        done.append(f"embeddings of {before.dimensions:,} dimensions dropped: `turnkeep embed` makes them anew")
     if before.vector_version is None and after.vector_version is not None:
         done.append("extension pgvector created")
     return done
@@ -139,7 +166,9 @@ def _summary(status: SchemaStatus) -> str:
 def _vector(status: SchemaStatus) -> str:
     if status.vector_version is None:
         return "without pgvector"
-    return f"pgvector {status.vector_version}{'' if status.vector_in_use else ' not in use yet'}"
+    if not status.vector_in_use:
+        return f"pgvector {status.vector_version} not in use yet"
+    return f"pgvector {status.vector_version}, embeddings of {status.dimensions or 0:,} dimensions"
 
 
 def revision(status: SchemaStatus) -> int:
@@ -159,4 +188,5 @@ def status_record(status: SchemaStatus) -> dict[str, Any]:
         "vector_version": status.vector_version,
         "vector_in_use": status.vector_in_use,
         "vector_hint": status.vector_hint,
+        "dimensions": status.dimensions,
     }

@@ -16,14 +16,21 @@ from psycopg import sql
 from turnkeep._version import VERSION
 from turnkeep.errors import ConfigurationError, SchemaError
 from turnkeep.settings import DEFAULT_SCHEMA, check_schema_name
+from turnkeep.store._embedding_column import (
+    WITHOUT_VECTOR,
+    check_dimensions,
+    column_dimensions,
+    fitted,
+    vector_in,
+    vector_schema,
+    vector_type,
+)
 from turnkeep.store._failures import parsed, translated
 from turnkeep.store._statements import read, render
-from turnkeep.store._vectors import EMBEDDING_DIMENSIONS
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 _Applied = dict[int, tuple[str, str | None]]
 
-_WITHOUT_VECTOR = "real[]"
 _CREATE_VECTOR = b"CREATE EXTENSION IF NOT EXISTS vector SCHEMA public"
 _LOCK_CALL: LiteralString = "pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended({}, 0))"
 _LOCK = sql.SQL("SELECT " + _LOCK_CALL)
@@ -48,7 +55,10 @@ class Migration:
 
 @dataclass(frozen=True)
 class SchemaStatus:
-    """A schema as it stands: its migrations, whether functions and views are this release's, and pgvector."""
+    """A schema as it stands: its migrations, whether functions and views are this release's, and pgvector.
+
+    `dimensions` are those of the embeddings; None where pgvector is not in use.
+    """
 
     schema: str
     exists: bool
@@ -57,6 +67,7 @@ class SchemaStatus:
     vector_version: str | None
     vector_in_use: bool
     vector_hint: str | None
+    dimensions: int | None = None
 
     @property
     def current(self) -> bool:
@@ -72,7 +83,9 @@ class Step:
     statement: bytes
 
 
-def migrate(conninfo: str, schema: str = DEFAULT_SCHEMA, *, timeout: float = 60.0) -> SchemaStatus:
+def migrate(
+    conninfo: str, schema: str = DEFAULT_SCHEMA, *, dimensions: int | None = None, timeout: float = 60.0
+) -> SchemaStatus:
     """Make the schema, or bring it up to date, in one transaction: all of it or nothing.
 
     Harmless when it is current, and when several processes call it at once: they wait for each other under a
@@ -80,35 +93,47 @@ def migrate(conninfo: str, schema: str = DEFAULT_SCHEMA, *, timeout: float = 60.
     right (G11): without the right to create the extension pgvector it goes on without, and `vector_hint` of
     the result says what to ask an administrator for. An older release leaves a newer one's functions alone.
 
+    `dimensions` (1 to 16,000) are those of the embeddings that the schema holds: 768 in a new one, and as many as it
+    has if not given. Where it has another number, all embeddings are dropped, to be made anew by the worker of the
+    search; texts stay. Raises `ConfigurationError` where pgvector is missing then.
+
     `timeout` is in seconds, for connecting and for each lock that somebody else holds: `UnavailableError` then.
     """
     check_schema_name(schema)
+    check_dimensions(dimensions)
     with transaction(conninfo, schema, timeout) as connection:
-        found = _status(connection, schema)
-        if found.current:
+        found = _status(connection, schema, dimensions=dimensions)
+        if found.current and dimensions in (None, found.dimensions):
             return replace(found, vector_hint=_vector_hint(connection))
         connection.execute(_LOCK.format(_lock_name(schema)))
         hint = _create_vector(connection)
-        for step in _steps(connection, schema, _vector_type(connection)):
+        vector = vector_type(connection, schema, dimensions)
+        if dimensions is not None and vector.as_string(None) == WITHOUT_VECTOR:
+            raise ConfigurationError(f"dimensions: embeddings have them with pgvector only, which is missing: {hint}")
+        for step in _steps(connection, schema, vector, dimensions):
             connection.execute(step.statement)
         return _status(connection, schema, hint)
 
 
-def plan(conninfo: str, schema: str = DEFAULT_SCHEMA, *, timeout: float = 60.0) -> tuple[Step, ...]:
+def plan(
+    conninfo: str, schema: str = DEFAULT_SCHEMA, *, dimensions: int | None = None, timeout: float = 60.0
+) -> tuple[Step, ...]:
     """Give what `migrate` would do, in its order, without changing anything."""
     check_schema_name(schema)
+    check_dimensions(dimensions)
     with transaction(conninfo, schema, timeout) as connection:
-        return _plan(connection, schema)
+        return _plan(connection, schema, dimensions)
 
 
-def script(conninfo: str, schema: str = DEFAULT_SCHEMA, *, timeout: float = 60.0) -> str:
+def script(conninfo: str, schema: str = DEFAULT_SCHEMA, *, dimensions: int | None = None, timeout: float = 60.0) -> str:
     """Give the SQL of `migrate` for this schema as it stands, as one transaction for an administrator's psql.
 
     It refuses to run where the schema has changed since, and waits for others as `migrate` does.
     """
     check_schema_name(schema)
+    check_dimensions(dimensions)
     with transaction(conninfo, schema, timeout) as connection:
-        steps = _plan(connection, schema)
+        steps = _plan(connection, schema, dimensions)
         if not steps:
             return f"-- Turnkeep {VERSION}: there is nothing left to do.\n"
         settings = (
@@ -187,8 +212,7 @@ def _vector_hint(connection: Connection) -> str | None:
         return "pgvector is not on the server: have its package installed, then CREATE EXTENSION vector"
     if available[0] is None:
         return f"have an administrator run CREATE EXTENSION vector in database {connection.info.dbname}"
-    usable = _vector_type(connection).as_string(None) != _WITHOUT_VECTOR
-    return None if usable else "grant this role USAGE on the schema that pgvector lives in"
+    return None if vector_schema(connection) else "grant this role USAGE on the schema that pgvector lives in"
 
 
 def _vector_lacks_creation(connection: Connection) -> bool:
@@ -217,31 +241,17 @@ def _create_vector(connection: Connection) -> str | None:
     return None
 
 
-def _vector_type(connection: Connection) -> sql.Composable:
-    """The type of an embedding: pgvector's by its full name, or an array where it is not installed."""
-    row = connection.execute(
-        "SELECT n.nspname FROM pg_catalog.pg_extension AS e JOIN pg_catalog.pg_namespace AS n ON n.oid = e.extnamespace"
-        " WHERE e.extname = 'vector' AND pg_catalog.has_schema_privilege(n.oid, 'USAGE')"
-    ).fetchone()
-    if row is None:
-        return sql.SQL(_WITHOUT_VECTOR)
-    return _vector_in(row[0])
-
-
-def _vector_in(schema: str) -> sql.Composable:
-    return sql.SQL("{}.vector({})").format(sql.Identifier(schema), sql.Literal(EMBEDDING_DIMENSIONS))
-
-
-def _plan(connection: Connection, schema: str) -> tuple[Step, ...]:
-    if _status(connection, schema).current:
+def _plan(connection: Connection, schema: str, dimensions: int | None) -> tuple[Step, ...]:
+    found = _status(connection, schema, dimensions=dimensions)
+    if found.current and dimensions in (None, found.dimensions):
         return ()
     if _vector_lacks_creation(connection):
         create = Step("create the extension pgvector", _CREATE_VECTOR + b";")
-        return (create, *_steps(connection, schema, _vector_in("public")))
-    return tuple(_steps(connection, schema, _vector_type(connection)))
+        return (create, *_steps(connection, schema, vector_in("public", dimensions), dimensions))
+    return tuple(_steps(connection, schema, vector_type(connection, schema, dimensions), dimensions))
 
 
-def _steps(connection: Connection, schema: str, vector: sql.Composable) -> Iterator[Step]:
+def _steps(connection: Connection, schema: str, vector: sql.Composable, dimensions: int | None) -> Iterator[Step]:
     """What the schema lacks, as it stood before the first of these."""
     encoding = connection.info.parameter_status("server_encoding")
     if encoding != "UTF8":
@@ -263,32 +273,10 @@ def _steps(connection: Connection, schema: str, vector: sql.Composable) -> Itera
             yield Step(f"apply migration {number} ({file})", text + _record(schema, number, file, None))
     digest = _repeatable_digest(vector)
     if _outdated(applied, digest):
-        yield from _fit_embedding(connection, schema, vector)
+        for what, statement in fitted(connection, schema, vector, dimensions):
+            yield Step(what, statement)
         texts = [render(read(path), schema, vector=vector) for path in _REPEATABLE]
         yield Step("put functions and views in place", b"\n".join([*texts, _record(schema, 0, VERSION, digest)]))
-
-
-def _fit_embedding(connection: Connection, schema: str, vector: sql.Composable) -> Iterator[Step]:
-    """Give document.embedding its type. A view can't follow such a change: it is made anew."""
-    have = connection.execute(
-        "SELECT pg_catalog.format_type(a.atttypid, a.atttypmod) FROM pg_catalog.pg_attribute AS a"
-        " JOIN pg_catalog.pg_class AS c ON c.oid = a.attrelid"
-        " JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace"
-        " WHERE n.nspname = %s AND c.relname = 'document' AND a.attname = 'embedding' AND NOT a.attisdropped",
-        (schema,),
-    ).fetchone()
-    table = sql.Identifier(schema, "document")
-    if have is None:
-        add = sql.SQL("ALTER TABLE {} ADD COLUMN embedding {};").format(table, vector)
-        yield Step("add the column of embeddings", add.as_bytes(None))
-        return
-    if (have[0] == _WITHOUT_VECTOR) == (vector.as_string(None) == _WITHOUT_VECTOR):
-        return
-    views = sql.SQL(", ").join(sql.Identifier(schema, name) for name in ("agent_checkpoints", "all_checkpoints"))
-    change = sql.SQL(
-        "DROP VIEW IF EXISTS {};\nALTER TABLE {} ALTER COLUMN embedding TYPE {} USING embedding::{};"
-    ).format(views, table, vector, vector)
-    yield Step("give embeddings the type that pgvector has for them", change.as_bytes(None))
 
 
 def _record(schema: str, number: int, name: str, digest: str | None) -> bytes:
@@ -350,9 +338,11 @@ def _order(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
 
 
-def _status(connection: Connection, schema: str, hint: str | None = None) -> SchemaStatus:
+def _status(
+    connection: Connection, schema: str, hint: str | None = None, *, dimensions: int | None = None
+) -> SchemaStatus:
     applied = _applied(connection, schema)
-    vector = _vector_type(connection)
+    vector = vector_type(connection, schema, dimensions)
     version = connection.execute("SELECT extversion FROM pg_catalog.pg_extension WHERE extname = 'vector'").fetchone()
     return SchemaStatus(
         schema=schema,
@@ -362,4 +352,5 @@ def _status(connection: Connection, schema: str, hint: str | None = None) -> Sch
         vector_version=None if version is None else version[0],
         vector_in_use=version is not None and not _outdated(applied, _repeatable_digest(vector)),
         vector_hint=hint,
+        dimensions=column_dimensions(connection, schema),
     )

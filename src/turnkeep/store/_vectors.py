@@ -30,7 +30,7 @@ def stored(vector: Sequence[float], dimensions: int | None, name: str) -> Vector
     if dimensions is not None and len(numbers) > dimensions:
         raise EmbeddingDimensionsError(
             f"{name}: {len(numbers)} dimensions, and the column of embeddings has {dimensions}: take a model of at "
-            f"most {dimensions}, or give the column {len(numbers)} (`turnkeep init --dimensions {len(numbers)}`)",
+            f"most {dimensions}, or give the column {len(numbers)} (`turnkeep migrate --dimensions {len(numbers)}`)",
             len(numbers),
             dimensions,
         )
