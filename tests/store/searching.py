@@ -50,3 +50,25 @@ def give_vector(
             (str(padded), model, conversation, branch, turn),
         )
         assert changed.rowcount > 0
+
+
+# Vectors of two agents: many of one near to [1, 0, …], and few of the other further off. One turn each.
+CROWD = """
+INSERT INTO turnkeep.conversation (conversation_id, external_id, agent_id, created_at)
+SELECT md5('%(agent)s' || n)::uuid, '%(agent)s' || n, '%(agent)s', now() FROM generate_series(1, %(count)s) AS n;
+INSERT INTO turnkeep.document (conversation_id, branch, turn_index, chunk, text, tsv, embedding, model, created_at)
+SELECT md5('%(agent)s' || n)::uuid, 0, 0, 0, '%(agent)s' || n, to_tsvector('simple', '%(agent)s'),
+    (SELECT array_agg(CASE i WHEN 1 THEN %(near)s ELSE 0 END + random() - 0.5 + n * 0 ORDER BY i)
+        FROM generate_series(1, %(dimensions)s) AS i)::public.vector, 'a model', now()
+FROM generate_series(1, %(count)s) AS n;
+"""
+
+
+def crowd(dsn: str, agent: str, count: int, *, near: float, dimensions: int) -> None:
+    """So many conversations of an agent, of a turn each, whose vectors point the same way, more or less."""
+    filled = CROWD % {"agent": agent, "count": count, "near": near, "dimensions": dimensions}
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("SELECT setseed(0.5)")
+        connection.execute(filled.encode())
+        connection.execute("VACUUM ANALYZE turnkeep.document")
+        connection.execute("ANALYZE turnkeep.conversation")

@@ -47,8 +47,9 @@ def as_sent(file: str, name: str) -> bytes:
     ground = Ground(768, "public", True)
     newest = sql.SQL(statement("newest_with", "turnkeep", number=sql.SQL("1"), words=sql.SQL("%(words)s")).decode())
     found = sql.SQL("({}) UNION ALL ({})").format(newest, newest)
-    pieces = {**index_pieces("a model", ground), **fitting("a model", ground)}
-    return statement(name, "turnkeep", number=sql.SQL("1"), words=sql.SQL("%(words)s"), found=found, **pieces)
+    pieces: dict[str, sql.Composable] = {**index_pieces("a model", ground), **fitting("a model", ground)}
+    pieces |= {"number": sql.SQL("1"), "words": sql.SQL("%(words)s"), "found": found, "lock": sql.Literal("")}
+    return statement(name, "turnkeep", **pieces)
 
 
 @pytest.mark.parametrize(("file", "name"), NAMES)

@@ -104,7 +104,7 @@ def index_pieces(model: str, ground: Ground) -> dict[str, sql.Composable]:
     }
 
 
-def statement_without_parameters(name: str, schema: str, **fitting: sql.Composable) -> bytes:
+def plain_statement(name: str, schema: str, **fitting: sql.Composable) -> bytes:
     """A statement that takes none: a percent sign in it is one."""
     return render(texts(_FILE)[name], schema, **fitting)
 

@@ -25,9 +25,9 @@ _LIKELY = 500  # chunks whose words are weighed one by one
 _LONGEST_AGO = timedelta(days=36_525)
 _FURTHER = 8  # times as many, where that was too few
 _MORE_CHUNKS = 2  # are read than turns are wanted: a turn may have several of the nearest
-_ROUNDS = 3
-_LEAST_LIST = 100  # hnsw.ef_search, at most 1,000
-_LONGEST_LIST = 1000
+_LEAST_LOOKED_AT = 200  # of the nearest chunks, whatever the conditions
+_MOST_LOOKED_AT = 20_000  # before all that fit the conditions are looked at instead
+_WIDEST = 1_000  # hnsw.ef_search at most
 
 
 class Chunk(NamedTuple):
@@ -137,31 +137,28 @@ class Searching:
             ((count,),) = await self._fetch("matching_count", asked, **fitting(model, ground))
             exact = count <= SMALL
         if not exact:
-            found = await self._by_index(asked, model, ground)
-            if len(found) >= limit:
-                return found[:limit], False
+            rows = await self._by_index(asked, model, ground)
+            if len(rows) == limit and rows[0][5]:
+                return [(Chunk(*row[:4]), row[4]) for row in rows], False
         rows = await self._fetch("nearest_exact", asked, **fitting(model, ground))
         return [(Chunk(*row[:4]), row[4]) for row in rows], True
 
-    async def _by_index(self, asked: Mapping[str, Any], model: str, ground: Ground) -> list[tuple[Chunk, float]]:
+    async def _by_index(self, asked: Mapping[str, Any], model: str, ground: Ground) -> list[tuple[Any, ...]]:
+        """What is nearest among more and more of the nearest, until it is enough, or all had better be looked at."""
         nearest = self._statement("nearest_indexed", **fitting(model, ground, indexed=True))
         settings = self._statement("settings_of_index")
 
-        async def run(connection: Connection) -> list[tuple[Chunk, float]]:
-            wanted = max(asked["limit"] * _MORE_CHUNKS, _LEAST_LIST)
-            length = str(min(wanted, _LONGEST_LIST))
-            best: dict[object, tuple[Chunk, float]] = {}
+        async def run(connection: Connection) -> list[tuple[Any, ...]]:
+            looked_at = max(_MORE_CHUNKS * asked["limit"], _LEAST_LOOKED_AT)
+            width = str(min(looked_at, _WIDEST))
             # A transaction's own settings: behind a pooler no other client ever sees them (G10).
             async with connection.transaction():
-                await self._rows(connection, settings, {"length": length, "iterates": ground.iterates})
-                for _ in range(_ROUNDS):
-                    rows = await self._rows(connection, nearest, {**asked, "rows": wanted})
-                    for row in rows:
-                        best.setdefault(row[0] if asked["whole"] else row[:3], (Chunk(*row[:4]), row[4]))
-                    if len(best) >= asked["limit"] or len(rows) < wanted:
-                        break
-                    wanted *= 4
-            return [*best.values()]
+                await self._rows(connection, settings, {"width": width, "iterates": ground.iterates})
+                while True:
+                    rows = await self._rows(connection, nearest, {**asked, "rows": looked_at})
+                    looked_at *= _FURTHER
+                    if len(rows) == asked["limit"] or looked_at > _MOST_LOOKED_AT:
+                        return rows
 
         return await self._database.attempt(run)
 

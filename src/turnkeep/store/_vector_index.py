@@ -17,9 +17,9 @@ from turnkeep.store._search_statements import (
     Ground,
     index_name,
     index_pieces,
+    plain_statement,
     read_ground,
     statement,
-    statement_without_parameters,
 )
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class _Building:
         return not busy
 
     def _statement(self, name: str, **pieces: sql.Composable) -> bytes:
-        return statement_without_parameters(name, self._schema, **pieces)
+        return plain_statement(name, self._schema, **pieces)
 
     async def unused(self) -> list[str]:
         models = {index_name(model) for (model,) in await self._fetch("models")}
@@ -110,8 +110,9 @@ async def _builder(store: AsyncStore, seconds: float) -> AsyncIterator[_Building
             async with await connect() as guard, await connect() as connection:
                 await guard.set_isolation_level(IsolationLevel.READ_COMMITTED)
                 async with guard.transaction():
-                    lock = statement("lock_indexes", database.schema)
-                    cursor = await guard.execute(lock, {"name": f"turnkeep indexes of {database.schema}"})
+                    lock = sql.Literal(f"turnkeep indexes of {database.schema}")
+                    # With parameters a portal would stay open, and with it a snapshot that the index waits for.
+                    cursor = await guard.execute(plain_statement("lock_indexes", database.schema, lock=lock))
                     row = await cursor.fetchone()
                     yield _Building(connection, database.schema) if row == (True,) else None
     except TimeoutError as error:

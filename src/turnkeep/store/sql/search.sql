@@ -96,18 +96,38 @@ SELECT pg_catalog.count(*) FROM (
 ) AS m
 
 -- name: settings_of_index
--- For this transaction: how far an index is searched, and that it is searched on where rows fail the conditions.
-SELECT pg_catalog.set_config('hnsw.ef_search', %(length)s, true),
-    CASE WHEN %(iterates)s THEN pg_catalog.set_config('hnsw.iterative_scan', 'strict_order', true) END
+-- For this transaction: how widely an index is searched, and, where pgvector can, that it is searched on until there are
+-- enough rows: their number is the bound, neither what was visited nor the memory for that.
+SELECT pg_catalog.set_config('hnsw.ef_search', %(width)s, true),
+    CASE WHEN %(iterates)s THEN pg_catalog.set_config('hnsw.iterative_scan', 'strict_order', true) END,
+    CASE WHEN %(iterates)s THEN pg_catalog.set_config('hnsw.max_scan_tuples', '1000000', true) END,
+    CASE WHEN %(iterates)s THEN pg_catalog.set_config('hnsw.scan_mem_multiplier', '1000', true) END
 
 -- name: nearest_indexed
--- The chunks nearest to a vector, by the model's index.
-SELECT d.conversation_id, d.branch, d.turn_index, d.chunk, {distance} AS distance
-FROM {schema}.document AS d
-JOIN {schema}.conversation AS v ON v.conversation_id = d.conversation_id
-WHERE d.model = {model} AND {scope}
-ORDER BY {distance}
-LIMIT %(rows)s
+-- The turns, or with `whole` the conversations, nearest to a vector, by the model's index: those that are within the
+-- scope of as many of the nearest chunks as `rows` says, and whether the index gave so many. The conditions come after
+-- the index, so that what comes back is as near as the index knows, or too little.
+WITH near AS MATERIALIZED (
+    SELECT d.conversation_id, d.branch, d.turn_index, d.chunk, d.created_at, {distance} AS distance
+    FROM {schema}.document AS d
+    WHERE d.model = {model}
+    ORDER BY {distance}
+    LIMIT %(rows)s
+)
+SELECT o.conversation_id, o.branch, o.turn_index, o.chunk, o.distance,
+    (SELECT pg_catalog.count(*) FROM near) = %(rows)s
+FROM (
+    SELECT DISTINCT ON (d.conversation_id, CASE WHEN %(whole)s THEN 0 ELSE d.branch END,
+            CASE WHEN %(whole)s THEN 0 ELSE d.turn_index END)
+        d.conversation_id, d.branch, d.turn_index, d.chunk, d.distance
+    FROM near AS d
+    JOIN {schema}.conversation AS v ON v.conversation_id = d.conversation_id
+    WHERE {scope}
+    ORDER BY d.conversation_id, CASE WHEN %(whole)s THEN 0 ELSE d.branch END,
+        CASE WHEN %(whole)s THEN 0 ELSE d.turn_index END, d.distance
+) AS o
+ORDER BY o.distance, o.conversation_id, o.branch, o.turn_index
+LIMIT %(limit)s
 
 -- name: nearest_exact
 -- The turns, or with `whole` the conversations, nearest to a vector, by their nearest chunk: each one is looked at.
@@ -200,7 +220,7 @@ WHERE b.conversation_id = %(conversation)s AND b.branch = %(branch)s
 
 -- name: lock_indexes
 -- Keeps others of ours from making indexes, until the end of the transaction; whether that is ours to do.
-SELECT pg_catalog.pg_try_advisory_xact_lock(pg_catalog.hashtextextended(%(name)s, 0))
+SELECT pg_catalog.pg_try_advisory_xact_lock(pg_catalog.hashtextextended({lock}, 0))
 
 -- name: create_index
 -- The index over a model's vectors, beside the writers.
