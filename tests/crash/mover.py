@@ -8,6 +8,7 @@ says how that ended. Exchanges (statements, BEGIN and COMMIT) are seen from outs
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 from typing import Any
@@ -47,12 +48,8 @@ async def move(job: dict[str, Any]) -> None:
                 await store.archive(job["conversation"])
             case "unarchive":
                 await store.unarchive(job["conversation"])
-            case "import":
-                with open(job["file"], "rb") as file:
-                    await store.import_(file)
-            case "copy":
-                with open(job["file"], "rb") as file:
-                    await store.import_(file, as_copy=True)
+            case action:
+                await store.import_(io.BytesIO(job["data"].encode()), as_copy=action == "copy")
 
 
 def main() -> None:
@@ -62,6 +59,7 @@ def main() -> None:
         job = json.loads(line)
         if not (pid := os.fork()):
             status = 1
+            say(child=os.getpid())
             try:
                 with watch_exchanges(job.get("kill_at", 0), job.get("moment", "")):
                     asyncio.run(move(job))

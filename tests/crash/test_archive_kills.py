@@ -1,5 +1,7 @@
-"""Kill -9 at every exchange of an archiving, an unarchiving and an import, beside a writer: whole or not at all, and the
-same call again finishes it."""
+"""Kill -9 at every exchange of an archiving, an unarchiving and an import, beside a writer: whole or not at all.
+
+The same call again finishes it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,6 @@ import sys
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ class Mover:
     """Runs jobs in processes of their own, one after the other."""
 
     def __init__(self) -> None:
+        self.child = 0
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.crash.mover"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -45,6 +47,7 @@ class Mover:
         for line in self._process.stdout:
             event = json.loads(line)
             assert "error" not in event, event
+            self.child = event.get("child", self.child)
             made = event.get("made", made)
             if "exit" in event:
                 return made, event["exit"]
@@ -113,7 +116,7 @@ async def test_killed_around_any_exchange_an_archiving_is_whole_or_has_not_been(
             seen.add(archived)
             assert held(found) == ({table: [] for table in HOT} if archived else hot), number
             assert ((await store.describe("c")).archived_at is not None) == archived
-            again, code = await asyncio.to_thread(mover.run, dsn=dsn, action="archive", conversation="c")
+            _, code = await asyncio.to_thread(mover.run, dsn=dsn, action="archive", conversation="c")
             assert code == 0
             assert not any(held(rows(dsn, [conversation])).values())
             await store.unarchive("c")
@@ -158,16 +161,15 @@ def other_dsn(server: Server, template: str) -> Any:
 @pytest.mark.parametrize("action", ["import", "copy"])
 @pytest.mark.parametrize("moment", ["before", "after"])
 async def test_killed_around_any_exchange_an_import_has_made_whole_conversations_only(
-    mover: Mover, store: AsyncStore, dsn: str, other_dsn: str, moment: str, action: str, tmp_path: Path
+    mover: Mover, store: AsyncStore, dsn: str, other_dsn: str, moment: str, action: str
 ) -> None:
     for name in ("a", "b"):
         await rich(store, name)
     await rich(store, "c", ended=True)
     await store.archive("c")
-    file = tmp_path / "all.jsonl"
-    file.write_bytes(await exported(store))
+    data = (await exported(store)).decode()
     async with turnkeep.open(other_dsn) as target:
-        job = {"dsn": other_dsn, "action": action, "file": str(file)}
+        job = {"dsn": other_dsn, "action": action, "data": data}
         exchanges, code = await asyncio.to_thread(mover.run, **job)
         assert code == 0
         whole = rows(other_dsn)
@@ -193,26 +195,15 @@ async def test_killed_around_any_exchange_an_import_has_made_whole_conversations
 
 
 async def test_killed_while_it_waits_for_a_writer_an_archiving_has_not_been(
-    store: AsyncStore, dsn: str, observer: Observer
+    mover: Mover, store: AsyncStore, dsn: str, observer: Observer
 ) -> None:
     conversation = await rich(store, "c")
     before = rows(dsn, exact=True)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.crash.mover"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdin is not None
     with branches_held(dsn, conversation):
-        process.stdin.write(json.dumps({"dsn": dsn, "action": "archive", "conversation": "c"}) + "\n")
-        process.stdin.flush()
+        run = asyncio.create_task(asyncio.to_thread(mover.run, dsn=dsn, action="archive", conversation="c"))
         await observer.see_waiting(1)
-        ((child,),) = observer.rows(
-            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-        )
-        assert child
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        for pid in children:
-            os.kill(int(pid), signal.SIGKILL)
-    process.communicate()
+        os.kill(mover.child, signal.SIGKILL)
+        assert (await run)[1] == KILLED
     assert rows(dsn, exact=True) == before
     await store.archive("c")
 

@@ -17,6 +17,7 @@ OpenStore = Callable[..., AbstractAsyncContextManager[turnkeep.AsyncStore]]
 
 # The modules whose tests run over both; elsewhere those that ask for `open_store`.
 BOTH = (
+    "archive",
     "exact",
     "forks",
     "leases",
@@ -24,6 +25,7 @@ BOTH = (
     "races",
     "requests",
     "transactions",
+    "transfer",
     "turns",
     "whole_lists",
     "conversations",
@@ -40,6 +42,7 @@ ONCE = {
 
 LIKE_NEW = (
     "DROP TABLE IF EXISTS public.ledger",
+    "DELETE FROM turnkeep.archive",
     "DELETE FROM turnkeep.request",
     "DELETE FROM turnkeep.document",
     "DELETE FROM turnkeep.checkpoint",

@@ -117,7 +117,7 @@ class _Run:
                 async for conversation in _chosen(store, dict.fromkeys(named), wanted, limit):
                     if self._dry_run:
                         self._would += 1
-                        self._options.output.record({"conversation_id": conversation, "archived": False})
+                        self._would_be(conversation)
                         continue
                     try:
                         self._take(await store.archive(conversation))
@@ -155,6 +155,12 @@ class _Run:
             output.note(
                 f"{count(self._repeated, 'conversation')} {'was' if self._repeated == 1 else 'were'} {repeated}."
             )
+
+    def _would_be(self, conversation: UUID) -> None:
+        if self._options.json:
+            self._options.output.record({"conversation_id": conversation})
+        else:
+            self._options.output.text(str(conversation))
 
     def _take(self, one: Archiving) -> None:
         if one.repeated:

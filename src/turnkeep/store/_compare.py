@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from turnkeep import jsontext
-from turnkeep.errors import CorruptionError, NotFoundError, UnstorableError
+from turnkeep.errors import ConversationArchivedError, CorruptionError, NotFoundError, UnstorableError
 from turnkeep.jsontext import RawJSON
 from turnkeep.store._alignment import Block, align
 from turnkeep.store._reader import Reader
@@ -81,6 +81,11 @@ async def read_side(
             "sub_step": sub_step,
         },
     )
+    if not rows and (await store.describe(conversation)).archived_at is not None:
+        raise ConversationArchivedError(
+            f"conversation {conversation} is archived, and can't be compared there: unarchive it first (`turnkeep "
+            "unarchive`)"
+        )
     if not rows:
         raise NotFoundError(f"conversation {conversation} has no branch {branch!r}")
     conversation_id, external_id, number, name, turn_index, found_sub_step, spans, state = rows[0]
