@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import astuple, dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
 
@@ -215,9 +215,9 @@ class ConversationSummary:
 class Conversation:
     """What is said of a conversation, beside its content.
 
-    `metadata` is a JSON object as `jsonb` holds it. `version` counts the updates of title, tags and metadata.
+    `metadata` is a JSON object as `jsonb` holds it. `version` counts the updates of what is said of it.
     `parent` is the conversation it is part of, `ended_at` None while it goes on, `archived_at` None where it is not
-    in the archive.
+    in the archive. `ttl` is how long it is kept after its newest write, None where its agent decides, or nobody.
     """
 
     conversation_id: uuid.UUID
@@ -233,6 +233,7 @@ class Conversation:
     created_at: datetime
     ended_at: datetime | None
     archived_at: datetime | None = None
+    ttl: timedelta | None = None
 
 
 @dataclass(frozen=True)
@@ -335,6 +336,14 @@ class Pruned:
     def __add__(self, other: Pruned) -> Pruned:
         """Both together."""
         return Pruned(*(one + another for one, another in zip(astuple(self), astuple(other), strict=True)))
+
+
+@dataclass(frozen=True)
+class Expired:
+    """What has been erased because its time was over, or would be. `busy` counts what somebody kept locked."""
+
+    erased: Erased = Erased(0, 0, 0, 0, 0)
+    busy: int = 0
 
 
 @dataclass(frozen=True)

@@ -145,7 +145,7 @@ async def test_pruning_waits_for_a_whole_list_that_is_half_written(
 async def test_pruning_waits_for_a_fork_that_is_half_done(
     dsn: str, store: AsyncStore, observer: Observer, advance: Callable[[timedelta], None], at: Any
 ) -> None:
-    scene = await Scene.of(store, dsn, advance)
+    await Scene.of(store, dsn, advance)
     wanted = (await store.restore("c", at=at)).messages
     with gate(dsn, "turnkeep.branch", "INSERT"):
         forking = asyncio.create_task(store.fork("c", at=at))

@@ -40,7 +40,7 @@ PUBLIC = {
     "Agent", "ArchivedConversation", "Archiving", "AsyncBranch", "AsyncStore", "AsyncTransaction", "Branch",
     "BranchSummary", "Checkpoint", "CheckpointSummary", "ConfigurationError", "ConflictError", "Conversation",
     "conversation_uuid", "ConversationArchivedError", "ConversationEndedError", "ConversationSummary",
-    "CorruptionError", "DatabaseError", "EmbeddedError", "Erased", "InvalidInputError", "KeyReusedError", "Lease",
+    "CorruptionError", "DatabaseError", "EmbeddedError", "Erased", "Expired", "InvalidInputError", "KeyReusedError", "Lease",
     "LeaseError", "LeaseHeldError", "LeaseLostError", "migrate", "NotFoundError", "open", "open_sync", "PendingCall",
     "PendingCallsError", "PermissionDeniedError", "PoolExhaustedError", "Posted", "Pruned", "RawJSON",
     "Reply",

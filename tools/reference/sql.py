@@ -77,6 +77,8 @@ OUTCOMES = {
     "more": "That much is done: call it again with the place given back.",
     "messages": "All checkpoints are done, and messages are left: `prune_messages_v1` takes them.",
     "done": "There is nothing left to do.",
+    "expired": "Its time was over: it is erased.",
+    "alive": "Its time is not over, somebody is at it, or a request waits.",
     "busy": "Somebody has held a lock for a second: nothing was done.",
     "failed": "Its workers have died five times in a row: it is failed instead.",
 }

@@ -14,12 +14,13 @@ from turnkeep.store._async_head import read_checkpoints
 from turnkeep.store._async_opened import BranchId, Id
 from turnkeep.store._async_prune import AsyncPruning
 from turnkeep.store._async_queue import AsyncQueue
+from turnkeep.store._async_retention import AsyncRetention
 from turnkeep.store._async_transfer import AsyncTransfer
 
 _RESTORED_AT_ONCE = 100
 
 
-class AsyncStore(AsyncForks, AsyncQueue, AsyncArchive, AsyncTransfer, AsyncPruning):
+class AsyncStore(AsyncForks, AsyncQueue, AsyncArchive, AsyncTransfer, AsyncPruning, AsyncRetention):
     """Conversations in one schema of one database. Made by `turnkeep.open`, used as an async context manager.
 
     It belongs to the event loop that opened it. All its calls may be made from many tasks at once; each is one

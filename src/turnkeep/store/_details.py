@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 from turnkeep import jsontext
@@ -15,6 +16,7 @@ _MAX_NAME_CHARACTERS = 255
 _MAX_TITLE_CHARACTERS = 1000
 _MAX_TAGS = 100
 _MAX_METADATA_BYTES = 65_536
+_LONGEST_TTL = timedelta(days=365_000)
 
 
 def check_name(text: object, name: str) -> str:
@@ -70,17 +72,27 @@ def _check_texts(value: Any, path: str) -> None:
             _check_texts(element, f"{path}[{index}]")
 
 
-def changes(title: object, tags: object, metadata: object) -> dict[str, Any]:
+def check_ttl(ttl: object, name: str = "ttl") -> timedelta | None:
+    """Return how long a conversation is kept, or None for no time of its own."""
+    if ttl is not None and not isinstance(ttl, timedelta):
+        raise InvalidInputError(f"{name}: expected a timedelta or None, got {type(ttl).__name__}")
+    if ttl is not None and not timedelta(0) < ttl <= _LONGEST_TTL:
+        raise InvalidInputError(f"{name}: {ttl}; more than nothing and at most {_LONGEST_TTL.days} days are allowed")
+    return ttl
+
+
+def changes(title: object, tags: object, metadata: object, ttl: object) -> dict[str, Any]:
     """The parameters of an update: which details change, and to what."""
-    given = {"title": title, "tags": tags, "metadata": metadata}
+    given = {"title": title, "tags": tags, "metadata": metadata, "ttl": ttl}
     names = [name for name, value in given.items() if value is not UNCHANGED]
     if not names:
-        raise InvalidInputError("nothing to update: give a title, tags or metadata")
+        raise InvalidInputError("nothing to update: give a title, tags, metadata or a ttl")
     return {
         "names": names,
         "title": check_title(title) if "title" in names else None,
         "tags": check_tags(tags) if "tags" in names else None,
         "metadata": metadata_text(metadata) if "metadata" in names else None,
+        "ttl": check_ttl(ttl) if "ttl" in names else None,
         "update_id": uuid.uuid4(),
     }
 

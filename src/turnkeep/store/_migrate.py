@@ -37,7 +37,7 @@ _LOCK = sql.SQL("SELECT " + _LOCK_CALL)
 _REPEATABLE = tuple(
     f"schema/{part}.sql"
     for part in (
-        *("reading", "writing", "leases", "conversations", "pruning"),
+        *("reading", "writing", "leases", "conversations", "pruning", "expiry"),
         *("archiving", "views", "documents", "insert_values", "insert", "comments"),
     )
 )

@@ -18,3 +18,7 @@ ALTER TABLE {schema}.checkpoint SET (
     toast.autovacuum_vacuum_scale_factor = 0.05);
 -- Each request is updated once, and not in place: an index tells which ones wait.
 ALTER TABLE {schema}.request SET (autovacuum_vacuum_scale_factor = 0.05);
+
+-- Made anew with another parameter at the end.
+DROP FUNCTION IF EXISTS {schema}.create_v2;
+DROP FUNCTION IF EXISTS {schema}.update_v1;

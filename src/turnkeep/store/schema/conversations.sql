@@ -4,7 +4,8 @@
 -- A conversation and its branch 0: 'created', 'there', or 'no_parent'.
 CREATE OR REPLACE FUNCTION {schema}.create_v2(
     p_conversation uuid, p_external_id text, p_agent text, p_tenant text DEFAULT NULL, p_parent uuid DEFAULT NULL,
-    p_title text DEFAULT NULL, p_tags text[] DEFAULT '{{}}', p_metadata jsonb DEFAULT '{{}}', OUT outcome text
+    p_title text DEFAULT NULL, p_tags text[] DEFAULT '{{}}', p_metadata jsonb DEFAULT '{{}}', p_ttl interval DEFAULT NULL,
+    OUT outcome text
 ) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_now timestamptz := {schema}.clock();
@@ -24,8 +25,8 @@ BEGIN
         RETURN;
     END IF;
     INSERT INTO {schema}.conversation (conversation_id, external_id, agent_id, created_at, tenant,
-                                       parent_conversation_id, title, tags, metadata)
-    VALUES (p_conversation, p_external_id, p_agent, v_now, p_tenant, p_parent, p_title, p_tags, p_metadata)
+                                       parent_conversation_id, title, tags, metadata, ttl)
+    VALUES (p_conversation, p_external_id, p_agent, v_now, p_tenant, p_parent, p_title, p_tags, p_metadata, p_ttl)
     ON CONFLICT DO NOTHING;
     IF NOT FOUND THEN  -- its branches are in the archive, or have just been put back from there
         PERFORM {schema}.refuse_archived(p_conversation);
@@ -40,12 +41,12 @@ RETURNS boolean LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $
     SELECT {schema}.create_v2(p_conversation, p_external_id, p_agent) = 'created'
 $$;
 
--- Changes what is said of a conversation: those of title, tags and metadata that p_names names. Metadata are merged key by
+-- Changes what is said of a conversation: those of title, tags, metadata and ttl that p_names names. Metadata are merged key by
 -- key; a null removes one. A p_version that is not the conversation's own is a 'conflict'. The same p_update_id changes
 -- nothing more.
 CREATE OR REPLACE FUNCTION {schema}.update_v1(
     p_conversation uuid, p_update_id uuid, p_version int, p_names text[], p_title text, p_tags text[], p_metadata jsonb,
-    OUT outcome text, OUT version int
+    p_ttl interval DEFAULT NULL, OUT outcome text, OUT version int
 ) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_conversation {schema}.conversation;
@@ -73,6 +74,7 @@ BEGIN
             title = CASE WHEN 'title' = ANY (p_names) THEN p_title ELSE v.title END,
             tags = CASE WHEN 'tags' = ANY (p_names) THEN p_tags ELSE v.tags END,
             metadata = CASE WHEN 'metadata' = ANY (p_names) THEN v_metadata ELSE v.metadata END,
+            ttl = CASE WHEN 'ttl' = ANY (p_names) THEN p_ttl ELSE v.ttl END,
             version = v.version + 1, update_ids = (p_update_id || v.update_ids)[:16]
         WHERE v.conversation_id = p_conversation
         RETURNING v.version INTO update_v1.version;

@@ -53,3 +53,36 @@ LEFT JOIN {schema}.checkpoint AS c ON c.conversation_id = b.conversation_id AND 
     AND c.branch = {schema}.owner_of(b.branch, b.lineage, c.turn_index, c.sub_step)
 WHERE v.conversation_id = %(conversation)s
 GROUP BY b.turn_index, b.sub_step
+
+-- name: perishable
+-- Whether anything at all has a time to live.
+SELECT EXISTS (SELECT FROM {schema}.retention) OR EXISTS (SELECT FROM {schema}.conversation AS v WHERE v.ttl IS NOT NULL)
+
+-- name: due
+-- Of so many conversations by id those whose own time is over, how many they were, and the last of them.
+SELECT coalesce(pg_catalog.array_agg(w.conversation_id) FILTER (WHERE w.due), '{{}}'), pg_catalog.count(*),
+    (pg_catalog.array_agg(w.conversation_id ORDER BY w.conversation_id DESC))[1]
+FROM (
+    SELECT v.conversation_id, greatest(v.created_at, v.archived_at, (
+        SELECT pg_catalog.max(b.updated_at) FROM {schema}.branch AS b WHERE b.conversation_id = v.conversation_id
+    )) + coalesce(v.ttl, r.ttl) <= (SELECT {schema}.clock()) AND (%(tenant)s::pg_catalog.text IS NULL OR v.tenant = %(tenant)s)
+        AS due
+    FROM (
+        SELECT o.* FROM {schema}.conversation AS o WHERE o.conversation_id > %(after)s
+        ORDER BY o.conversation_id LIMIT %(limit)s
+    ) AS v
+    LEFT JOIN {schema}.retention AS r ON r.agent_id = v.agent_id
+) AS w
+
+-- name: expire
+-- Erases a conversation if its time is over.
+SELECT outcome, conversations, branches, checkpoints, messages, requests
+FROM {schema}.expire_v1(%(conversation)s, %(look)s)
+
+-- name: set_retention
+-- How long an agent's conversations are kept.
+SELECT {schema}.set_retention_v1(%(agent)s, %(ttl)s)
+
+-- name: retention
+-- How long the conversations of each agent are kept.
+SELECT r.agent_id, r.ttl FROM {schema}.retention AS r ORDER BY r.agent_id

@@ -70,18 +70,18 @@ ORDER BY c.sub_step DESC LIMIT 1
 -- name: create
 -- A conversation with its branch 0, unless it is there.
 SELECT outcome FROM {schema}.create_v2(%(conversation)s, %(external_id)s, %(agent)s, %(tenant)s, %(parent)s, %(title)s,
-    %(tags)s, %(metadata)s)
+    %(tags)s, %(metadata)s, %(ttl)s)
 
 -- name: describe
 -- What is said of a conversation.
 SELECT v.conversation_id, v.external_id, v.agent_id, v.tenant, v.title, v.tags, v.metadata::pg_catalog.text, v.version,
-    v.parent_conversation_id, v.current_branch, v.created_at, v.ended_at, v.archived_at
+    v.parent_conversation_id, v.current_branch, v.created_at, v.ended_at, v.archived_at, v.ttl
 FROM {schema}.conversation AS v WHERE v.conversation_id = %(conversation)s
 
 -- name: update
 -- Changes what is said of a conversation.
 SELECT outcome, version FROM {schema}.update_v1(%(conversation)s, %(update_id)s, %(version)s, %(names)s, %(title)s,
-    %(tags)s, %(metadata)s)
+    %(tags)s, %(metadata)s, %(ttl)s)
 
 -- name: end
 -- Ends a conversation.
