@@ -15,6 +15,7 @@ from turnkeep.cli.completion import complete
 from turnkeep.cli.database import opened
 from turnkeep.cli.options import Options, conversation_command
 from turnkeep.cli.output import json_text
+from turnkeep.cli.prune import lasting, time_to_live
 from turnkeep.cli.reference import CONVERSATION, find_only
 from turnkeep.cli.text import one_line
 from turnkeep.errors import ConflictError, InvalidInputError
@@ -48,14 +49,22 @@ def edit(
     unset: Annotated[
         list[str] | None, typer.Option("--unset", metavar="KEY", help="Remove a key of its metadata.")
     ] = None,
+    ttl: Annotated[
+        str | None,
+        typer.Option(
+            "--ttl", metavar="AGE", help="Keep it so long after its newest write, as 30d; none: as its agent's."
+        ),
+    ] = None,
 ) -> None:
-    """Change a conversation's title, tags and metadata."""
+    """Change a conversation's title, tags, metadata and time to live."""
     changes: dict[str, Any] = {} if title is None else {"title": title or None}
+    if ttl is not None:
+        changes["ttl"] = time_to_live("--ttl", ttl)
     metadata = pairs("--set", set_ or []) | dict.fromkeys(unset or [])
     if metadata:
         changes["metadata"] = metadata
     if not changes and not tag and not untag:
-        raise InvalidInputError("nothing to change: give --title, --tag, --untag, --set or --unset")
+        raise InvalidInputError("nothing to change: give --title, --tag, --untag, --set, --unset or --ttl")
 
     async def change(store: AsyncStore, conversation: UUID) -> Conversation:
         if not tag and not untag:
@@ -125,6 +134,8 @@ def detail_rows(about: Conversation) -> list[tuple[str, str]]:
         rows.append(("metadata", one_line(json_text(about.metadata))))
     if about.parent is not None:
         rows.append(("child of", str(about.parent)))
+    if about.ttl is not None:
+        rows.append(("kept for", lasting(about.ttl)))
     if about.ended_at is not None:
         rows.append(("ended", f"{about.ended_at:%Y-%m-%d %H:%M:%S %Z}"))
     if about.archived_at is not None:

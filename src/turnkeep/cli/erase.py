@@ -48,7 +48,7 @@ def erase(
     if options.json:
         options.output.record(asdict(erased))
     elif not options.quiet:
-        options.output.text(f"Erased {_counts(erased)}.")
+        options.output.text(f"Erased {counts(erased)}.")
     return Exit.OK
 
 
@@ -74,10 +74,11 @@ def _in_words(found: Erasure) -> str:
     named = (
         f" ({', '.join(one_line(child) for child in found.children[:5])}{', ...' if len(found.children) > 5 else ''})"
     )
-    return f"{one_line(found.external_id)}{children}{named if found.children else ''}: {_counts(found.counts)}"
+    return f"{one_line(found.external_id)}{children}{named if found.children else ''}: {counts(found.counts)}"
 
 
-def _counts(erased: Erased) -> str:
+def counts(erased: Erased) -> str:
+    """What was erased, in words."""
     return ", ".join(
         (
             count(erased.conversations, "conversation"),

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
@@ -219,9 +219,11 @@ class Output:
         )
 
 
-def _plain(value: object) -> str:
+def _plain(value: object) -> str | float:
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, UUID):
         return str(value)
+    if isinstance(value, timedelta):
+        return value.total_seconds()
     raise TypeError(f"no JSON for {type(value).__name__}")

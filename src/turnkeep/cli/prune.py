@@ -15,14 +15,16 @@ import typer
 
 from turnkeep.cli.completion import complete
 from turnkeep.cli.database import opened
+from turnkeep.cli.erase import counts as erased_counts
 from turnkeep.cli.failures import Exit
-from turnkeep.cli.options import Options, conversation_command
+from turnkeep.cli.options import Options, command, conversation_command
+from turnkeep.cli.output import Column
 from turnkeep.cli.reference import CONVERSATION, find_only
-from turnkeep.cli.text import count, size
+from turnkeep.cli.text import count, duration, one_line, size
 from turnkeep.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from turnkeep.model import Pruned
+    from turnkeep.model import Expired, Pruned
     from turnkeep.store._async_prune import Progress
 
 _AGE = re.compile(r"(\d+(?:\.\d+)?)(min|h|d|w)")
@@ -58,6 +60,9 @@ def prune(
     agent: Annotated[
         str | None, typer.Option("--agent", metavar="NAME", help="Only conversations of this agent.")
     ] = None,
+    expired: Annotated[
+        bool, typer.Option("--expired", help="Erase the conversations whose time to live is over, instead.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be removed, and remove nothing.")] = False,
 ) -> Exit:
     """Remove old checkpoints, and messages that none holds any more.
@@ -65,6 +70,10 @@ def prune(
     Never a branch's head, a place where a branch was forked, or anything of an open turn. It works in small steps
     beside what is written, and can be stopped at any time.
     """
+    if expired:
+        if references or older_than or agent is not None:
+            raise InvalidInputError("--expired: it takes no conversations, no --older-than and no --agent")
+        return _expire(options, dry_run=dry_run)
     if older_than is None:
         raise InvalidInputError("--older-than: needed, such as --older-than 30d")
     if references and agent is not None:
@@ -85,6 +94,70 @@ def prune(
             f"{count(pruned.busy, 'conversation')} had a branch that somebody kept locked: prune again later."
         )
     return Exit.OK
+
+
+def _expire(options: Options, *, dry_run: bool) -> Exit:
+    async def run() -> Expired:
+        async with opened(options) as store:
+            return await store.expire(dry_run=dry_run)
+
+    found = asyncio.run(run())
+    if options.json:
+        options.output.record({**asdict(found.erased), "busy": found.busy, "dry_run": dry_run})
+    elif not options.quiet:
+        what = count(found.erased.conversations, "conversation")
+        options.output.text(f"Would erase {what}." if dry_run else f"Erased {erased_counts(found.erased)}.")
+    if found.busy:
+        options.output.note(
+            f"{count(found.busy, 'conversation')} had a branch that somebody kept locked: try again later."
+        )
+    return Exit.OK
+
+
+@command
+def retention(
+    options: Options,
+    agent: Annotated[
+        str | None, typer.Argument(metavar="AGENT", help="An agent; all that have one if none is given.")
+    ] = None,
+    ttl: Annotated[str | None, typer.Argument(metavar="TTL", help="How long, such as 30d; none: for ever.")] = None,
+) -> None:
+    """Say, or set, how long the conversations of an agent are kept after their newest write.
+
+    A conversation's own time goes before it: `turnkeep edit --ttl`. Those whose time is over are erased by
+    `turnkeep prune --expired`.
+    """
+    found = asyncio.run(_retention(options, agent, ttl))
+    if options.json:
+        for name, kept in found.items():
+            options.output.record({"agent_id": name, "ttl_seconds": kept and kept.total_seconds()})
+    elif found:
+        columns = (Column("agent", flexible=True), Column("kept for", right=True))
+        options.output.table(columns, [(one_line(name), lasting(kept)) for name, kept in found.items()])
+    elif not options.quiet:
+        options.output.note("No agent has a time to live: conversations are kept for ever unless they have their own.")
+
+
+async def _retention(options: Options, agent: str | None, ttl: str | None) -> dict[str, timedelta | None]:
+    wanted = None if ttl is None else time_to_live("TTL", ttl)
+    async with opened(options) as store:
+        if agent is not None and ttl is not None:
+            await store.set_retention(agent, wanted)
+        found = await store.retention()
+    return {**found} if agent is None else {agent: found.get(agent)}
+
+
+def time_to_live(option: str, text: str) -> timedelta | None:
+    """A length of time such as 30d, or `none`."""
+    return None if text == "none" else age(option, text)
+
+
+def lasting(kept: timedelta | None) -> str:
+    """A time to live in words."""
+    if kept is None:
+        return "for ever"
+    exact = kept.total_seconds() % 3600 == 0
+    return duration(kept) if exact else str(kept)
 
 
 async def _run(options: Options, references: list[str], agent: str | None, wanted: dict[str, Any]) -> Pruned:

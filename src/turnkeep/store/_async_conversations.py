@@ -136,8 +136,8 @@ class AsyncConversations(AsyncOpened):
         `metadata` is a JSON object of at most 64 KiB that is merged into the one there is: each key takes
         the place of the one of that name, and null removes it, so that two writers of different keys don't undo each
         other; all of them may take 128 KiB. With the `version` that was seen last, nothing is changed if somebody else
-        was faster (`ConflictError`). `ttl` is how long it is kept after its newest write, None for as long as its agent's
-        are: see `expire`. Needs no lease.
+        was faster (`ConflictError`). `ttl` is how long it is kept after its newest write, None for as long as its
+        agent's are: see `expire`. Needs no lease.
         """
         changes = _details.changes(title, tags, metadata, ttl)
         if version is not None and (isinstance(version, bool) or not isinstance(version, int)):

@@ -38,11 +38,11 @@ class AsyncRetention(AsyncConversations):
     ) -> Expired:
         """Erase the conversations whose time is over, with their children, and count what was removed (G12).
 
-        A conversation's time is over `ttl` after the newest write to it or to one of its children: an archived one's is
-        when it was archived. While somebody runs a branch under a lease, or a request waits, it is not. That is decided
-        under the branches' locks: a write that comes first saves it. Each is erased in a transaction of its own, at most
-        `limit` of them; `progress` is called with how many have been looked at. With `dry_run` nothing is erased, and
-        only conversations are counted.
+        A conversation's time is over `ttl` after the newest write to it or to one of its children: an archived one's
+        is when it was archived. While somebody runs a branch under a lease, or a request waits, it is not. That is
+        decided under the branches' locks: a write that comes first saves it. Each is erased in a transaction of its
+        own, at most `limit` of them; `progress` is called with how many have been looked at. With `dry_run` nothing is
+        erased, and only conversations are counted.
         """
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
             raise InvalidInputError(f"limit: expected a whole number from 1 or None, got {limit!r}")

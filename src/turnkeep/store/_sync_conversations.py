@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 from turnkeep.errors import ConflictError, InvalidInputError, LeaseHeldError, NotFoundError
@@ -37,6 +38,7 @@ class Conversations(Opened):
         title: str | None = None,
         tags: Sequence[str] = (),
         metadata: Mapping[str, Any] | None = None,
+        ttl: timedelta | None = None,
     ) -> Branch:
         """Get or create a conversation, restored, as a handle to write with.
 
@@ -46,8 +48,8 @@ class Conversations(Opened):
         it is new. `branch` is a branch's number or name, by default the current one.
 
         Where the conversation is new it also takes the `parent` that it is part of, such as that of an agent which
-        uses another as a tool, and the `title`, `tags` and `metadata` that `update` changes. An existing one keeps
-        its own.
+        uses another as a tool, and the `title`, `tags`, `metadata` and `ttl` that `update` changes. An existing one
+        keeps its own.
         """
         if agent_id is not None:
             _details.check_name(agent_id, "agent_id")
@@ -57,6 +59,7 @@ class Conversations(Opened):
             "title": _details.check_title(title),
             "tags": _details.check_tags(tags),
             "metadata": _details.metadata_text({} if metadata is None else metadata),
+            "ttl": _details.check_ttl(ttl),
         }
         if details["parent"] == conversation_id:
             raise InvalidInputError(f"parent: conversation {str(conversation)!r} can't be its own")
@@ -125,6 +128,7 @@ class Conversations(Opened):
         title: str | object | None = UNCHANGED,
         tags: Sequence[str] | object = UNCHANGED,
         metadata: Mapping[str, Any] | object = UNCHANGED,
+        ttl: timedelta | object | None = UNCHANGED,
         version: int | None = None,
     ) -> Conversation:
         """Change what is said of a conversation, and give it as it is then.
@@ -133,9 +137,10 @@ class Conversations(Opened):
         `metadata` is a JSON object of at most 64 KiB that is merged into the one there is: each key takes
         the place of the one of that name, and null removes it, so that two writers of different keys don't undo each
         other; all of them may take 128 KiB. With the `version` that was seen last, nothing is changed if somebody else
-        was faster (`ConflictError`). Needs no lease.
+        was faster (`ConflictError`). `ttl` is how long it is kept after its newest write, None for as long as its
+        agent's are: see `expire`. Needs no lease.
         """
-        changes = _details.changes(title, tags, metadata)
+        changes = _details.changes(title, tags, metadata, ttl)
         if version is not None and (isinstance(version, bool) or not isinstance(version, int)):
             raise InvalidInputError(f"version: expected a whole number, got {version!r}")
         ((outcome, now),) = self._database.fetch(

@@ -15,12 +15,13 @@ from turnkeep.store._sync_head import read_checkpoints
 from turnkeep.store._sync_opened import BranchId, Id
 from turnkeep.store._sync_prune import Pruning
 from turnkeep.store._sync_queue import Queue
+from turnkeep.store._sync_retention import Retention
 from turnkeep.store._sync_transfer import Transfer
 
 _RESTORED_AT_ONCE = 100
 
 
-class Store(Forks, Queue, Archive, Transfer, Pruning):
+class Store(Forks, Queue, Archive, Transfer, Pruning, Retention):
     """Conversations in one schema of one database. Made by `turnkeep.open_sync`, used as a context manager.
 
     All its calls may be made from many threads at once; each is one
