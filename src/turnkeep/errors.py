@@ -5,6 +5,7 @@ Catch `TurnkeepError` for all of them::
     TurnkeepError
     ├── InvalidInputError          what you passed can't be stored or used; nothing happened
     │   ├── UnstorableError        a value has no exact JSON text: `path`, `reason` (G3)
+    │   ├── RedactionError         the redaction hook failed for a value; nothing was stored
     │   ├── UnknownToolCallError   a tool result answers no pending call: `pending`
     │   └── PendingCallsError      a turn was to end with calls that have no result: `pending` (G7)
     ├── UnreadableError            stored text is exact, but Python can't hold its value: `path`, `reason`
@@ -68,6 +69,10 @@ class _Located(TurnkeepError):
 
 class UnstorableError(_Located, InvalidInputError):
     """The value at `path` has no exact JSON text, or goes beyond a stated limit, for the `reason` given (G3)."""
+
+
+class RedactionError(InvalidInputError):
+    """The redaction hook has failed for a value, which the message names without showing it; nothing was stored."""
 
 
 class UnreadableError(_Located):

@@ -14,13 +14,14 @@ import turnkeep
 PACKAGE = Path(turnkeep.__file__).parent
 
 # What each layer may import, beside itself.
-PURE = {"errors", "model", "jsontext", "settings", "spans", "transfer", "_version"}
+PURE = {"errors", "model", "jsontext", "redaction", "settings", "spans", "transfer", "_version"}
 ALLOWED = {
     "_version": set(),
     "errors": {"model"},  # for type checking only
     "jsontext": {"errors", "_jsonreader"},
     "_jsonreader": {"errors", "jsontext"},
     "model": {"errors", "jsontext"},
+    "redaction": {"errors"},
     "settings": {"errors"},
     "spans": {"jsontext"},
     "transfer": {"errors", "_transfer_checks"},
@@ -44,7 +45,7 @@ PUBLIC = {
     "Lease",
     "LeaseError", "LeaseHeldError", "LeaseLostError", "migrate", "NotFoundError", "open", "open_sync", "PendingCall",
     "PendingCallsError", "PermissionDeniedError", "PoolExhaustedError", "Posted", "Pruned", "RawJSON",
-    "Reply",
+    "RedactionError", "Reply",
     "ReplyTimeoutError", "Saved", "SchemaError", "Store", "tool", "ToolContext", "Transaction", "TransferError",
     "Transferred", "TurnFailedError", "TurnkeepError", "TurnNotOpenError", "TurnOpenError", "UnavailableError",
     "UncertainOutcomeError", "UNCHANGED", "UnknownToolCallError", "UnreadableError", "UnstorableError", "UsageError",

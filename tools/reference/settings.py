@@ -31,11 +31,6 @@ ENVIRONMENT = {
     "PGDATABASE": "As `PGHOST`.",
     "PGUSER": "As `PGHOST`.",
     "PGSERVICE": "As `PGHOST`.",
-    "TURNKEEP_EMBEDDINGS": "Where embeddings come from: `local`, the address of a server that speaks OpenAI's "
-    "`/v1/embeddings` (with its `/v1`), or `none`, as if it were not set.",
-    "TURNKEEP_EMBEDDINGS_MODEL": "The model that such a server is asked for.",
-    "TURNKEEP_EMBEDDINGS_API_KEY": "Its key; `OPENAI_API_KEY` where it is not set.",
-    "TURNKEEP_EMBEDDINGS_DIMENSIONS": "Asks it for shorter vectors, where the model can make them.",
     "TURNKEEP_EMBEDDED_DIR": "The directory of the private Postgres. Otherwise `/var/lib/turnkeep/embedded` for "
     "root, and for "
     "others `turnkeep/embedded` in `XDG_DATA_HOME`.",

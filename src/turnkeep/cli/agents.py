@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from turnkeep.errors import ConfigurationError, InvalidInputError, TurnkeepError
 
@@ -38,6 +38,21 @@ def load(references: Sequence[str]) -> list[Agent]:
             found[id(agent)] = agent
             ModelClient(agent)  # which says now what would keep it from being asked later
     return list(found.values())
+
+
+def load_hook(reference: str) -> Callable[[Any], Any]:
+    """The redaction hook that `module:attribute` names."""
+    from turnkeep.runner.loading import load_attribute
+
+    try:
+        found: Callable[[Any], Any] = load_attribute(reference, "redact")
+    except ConfigurationError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigurationError(f"{reference!r} can't be loaded: {_in_words(error)}") from error
+    if not callable(found):
+        raise ConfigurationError(f"{reference!r} is no function: --redact names one as module:attribute")
+    return found
 
 
 def choose(agents: Sequence[Agent], name: str | None, reference: str) -> Agent:

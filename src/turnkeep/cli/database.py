@@ -33,7 +33,14 @@ async def opened(options: Options, *, pool_size: int = 1) -> AsyncIterator[Async
     named = settings.database(options.dsn)
     if named != settings.EMBEDDED:
         await check_reachable(named, options.schema, min(options.timeout, _CONNECTING))
-    async with turnkeep.open(named, schema=options.schema, pool_size=pool_size, timeout=options.timeout) as store:
+    redact = None
+    if options.redact is not None:
+        from turnkeep.cli.agents import load_hook
+
+        redact = load_hook(options.redact)
+    async with turnkeep.open(
+        named, schema=options.schema, pool_size=pool_size, timeout=options.timeout, redact=redact
+    ) as store:
         yield store if options.tenant is None else store.tenant(options.tenant)
 
 

@@ -64,6 +64,15 @@ TenantOption = Annotated[
     ),
 ]
 
+RedactOption = Annotated[
+    str | None,
+    typer.Option(
+        "--redact",
+        metavar="HOOK",
+        help="Store what this function makes of each value, as module:attribute, such as app:redact.",
+    ),
+]
+
 _SHARED: dict[str, tuple[Any, Any]] = {
     "dsn": (DsnOption, None),
     "schema": (SchemaOption, None),
@@ -85,6 +94,7 @@ class Options:
     no_color: bool = False
     timeout: float = 30.0
     tenant: str | None = None
+    redact: str | None = None
 
     def updated(
         self,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from turnkeep.cli.completion import complete
 from turnkeep.cli.database import opened
-from turnkeep.cli.options import Options, check_seconds, conversation_command
+from turnkeep.cli.options import Options, RedactOption, check_seconds, conversation_command
 from turnkeep.cli.output import Exact, json_around
 from turnkeep.cli.reference import BRANCH, LAST, find_branch
 from turnkeep.cli.transcript import Part, read_message
@@ -55,6 +56,7 @@ def post(
         float | None,
         typer.Option("--within", metavar="SECONDS", help="Wait for the reply so long; exit with 4 if there is none."),
     ] = None,
+    redact: RedactOption = None,
 ) -> None:
     """Post a message to a conversation, for a worker to answer.
 
@@ -63,6 +65,7 @@ def post(
     """
     seconds = None if within is None else check_seconds("--within", within)
     words = _words(message)
+    options = replace(options, redact=redact)
 
     async def run() -> None:
         async with opened(options) as store:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -10,7 +11,7 @@ import typer
 from turnkeep.cli.agents import choose, load
 from turnkeep.cli.completion import complete
 from turnkeep.cli.failures import Exit
-from turnkeep.cli.options import Options, check_seconds, command
+from turnkeep.cli.options import Options, RedactOption, check_seconds, command
 
 
 @command
@@ -39,6 +40,7 @@ def run(
     lease: Annotated[
         float, typer.Option("--lease", metavar="SECONDS", help="After a kill, going on takes up to this long.")
     ] = 15.0,
+    redact: RedactOption = None,
 ) -> Exit:
     """Talk to an agent in the terminal, line by line.
 
@@ -51,5 +53,7 @@ def run(
     from turnkeep.cli.chat import Chat
 
     conversation = f"chat-{secrets.token_hex(3)}" if reference is None else reference
-    with Chat(options, chosen, conversation, lease=lease, again=f"turnkeep run {app}") as chat:
+    options = replace(options, redact=redact)
+    again = f"turnkeep run {app}" + ("" if redact is None else f" --redact {redact}")
+    with Chat(options, chosen, conversation, lease=lease, again=again) as chat:
         return chat.run()

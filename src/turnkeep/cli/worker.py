@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,7 +18,7 @@ from turnkeep.cli.database import opened, place_of
 from turnkeep.cli.embed import beside, closed_in_the_end
 from turnkeep.cli.failures import Exit
 from turnkeep.cli.metrics import check_installed
-from turnkeep.cli.options import Options, check_seconds, command
+from turnkeep.cli.options import Options, RedactOption, check_seconds, command
 from turnkeep.cli.serving import Log, Stop
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def worker(
     search: Annotated[
         bool, typer.Option("--search/--no-search", help="Make what a search looks through too, as `turnkeep embed`.")
     ] = True,
+    redact: RedactOption = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what is waited for, too.")] = False,
     metrics_port: Annotated[
         int | None,
@@ -81,6 +83,7 @@ def worker(
     for option, seconds in (("--lease", lease), ("--poll", poll), ("--grace", grace)):
         check_seconds(option, seconds)
     agents = load(apps)
+    options = replace(options, redact=redact)
     settings = {
         "concurrency": concurrency,
         "lease_seconds": lease,

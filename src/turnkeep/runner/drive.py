@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from turnkeep.errors import DatabaseError, LeaseLostError, PoolExhaustedError, UnavailableError
+from turnkeep.jsontext import encode
 from turnkeep.runner.agent import Agent
 from turnkeep.runner.deltas import ModelUnavailableError
 from turnkeep.runner.effects import (
@@ -66,6 +67,7 @@ class Driver:
         self._tools = RunningTools(branch, agent)
         self._written_at = 0.0
         self._release: dict[str, Any] = {}
+        self._said: dict[tuple[int, int], str] = {}
 
     def stop(self) -> None:
         """Stop as soon as what is under way allows."""
@@ -154,7 +156,12 @@ class Driver:
 
     def _head(self) -> Head:
         branch = self.branch
-        return Head(branch.turn_index, branch.sub_step, branch.turn_open, branch.messages, branch.pending, branch.state)
+        pending = branch.pending
+        if self._said:
+            pending = tuple(
+                replace(call, tool_calls_text=self._said.get(call.place[:2], call.tool_calls_text)) for call in pending
+            )
+        return Head(branch.turn_index, branch.sub_step, branch.turn_open, branch.messages, pending, branch.state)
 
     def _check_stopping(self) -> None:
         if self._stopping.is_set():
@@ -230,6 +237,8 @@ class Driver:
         saved = await self._written(
             lambda: self.branch.save(effect.messages, tool_calls=calls, final=effect.final, **content)
         )
+        if calls is not None and self.branch.redacts:  # tools run with what the model has said, not with what is stored
+            self._said = {(saved.turn_index, saved.sub_step): encode(calls, "tool_calls")}
         if effect.final:
             log.info("%r: the turn has ended", self.branch)
         # A request that comes from here on is seen when the lease is handed back.

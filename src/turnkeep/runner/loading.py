@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from typing import Any
 
 from turnkeep.errors import ConfigurationError
 from turnkeep.runner.agent import Agent
@@ -16,8 +17,22 @@ def load_agents(reference: str) -> list[Agent]:
     Without an attribute, `agent` is meant. Raises `ConfigurationError` where there is none; what the module raises
     itself passes through.
     """
+    found = load_attribute(reference, "agent")
+    agents = [one for one in (found if isinstance(found, list | tuple) else [found]) if isinstance(one, Agent)]
+    if not agents or (isinstance(found, list | tuple) and len(agents) != len(found)):
+        module_name, _, attribute = reference.partition(":")
+        module = sys.modules[module_name]
+        others = [key for key, value in vars(module).items() if isinstance(value, Agent)]
+        there = f"; there is {', '.join(others)}" if others else ""
+        name = attribute or "agent"
+        raise ConfigurationError(f"{reference!r}: {module_name}.{name} is no turnkeep.Agent, nor a list of them{there}")
+    return agents
+
+
+def load_attribute(reference: str, default: str) -> Any:
+    """Import what `module:attribute` names, or None where the module has nothing of that name."""
     module_name, _, attribute = reference.partition(":")
-    name = attribute or "agent"
+    name = attribute or default
     if not all(part.isidentifier() for part in (*module_name.split("."), name)):
         raise ConfigurationError(
             f"{reference!r}: name an agent as module:attribute, such as app:agent (and not app.py)"
@@ -33,10 +48,4 @@ def load_agents(reference: str) -> list[Agent]:
             f"{reference!r}: there is no module {module_name!r} here; name it as module:attribute, such as app:agent "
             "(and not app.py)"
         ) from error
-    found = getattr(module, name, None)
-    agents = [one for one in (found if isinstance(found, list | tuple) else [found]) if isinstance(one, Agent)]
-    if not agents or (isinstance(found, list | tuple) and len(agents) != len(found)):
-        others = [key for key, value in vars(module).items() if isinstance(value, Agent)]
-        there = f"; there is {', '.join(others)}" if others else ""
-        raise ConfigurationError(f"{reference!r}: {module_name}.{name} is no turnkeep.Agent, nor a list of them{there}")
-    return agents
+    return getattr(module, name, None)

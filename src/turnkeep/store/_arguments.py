@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from turnkeep.errors import InvalidInputError
 from turnkeep.model import check_text
@@ -52,6 +53,13 @@ def delay_seconds(seconds: object) -> float:
 def timeout_seconds(seconds: object) -> float:
     """Return a deadline."""
     return _number(seconds, "timeout", math.inf)
+
+
+def hook(redact: Any) -> Any:
+    """Return a redaction hook."""
+    if redact is not None and not callable(redact):
+        raise InvalidInputError(f"redact: expected a function, got {type(redact).__name__}")
+    return redact
 
 
 def pool_size(size: object) -> int:

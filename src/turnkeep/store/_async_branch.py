@@ -20,7 +20,7 @@ from turnkeep.errors import (
     UnknownToolCallError,
 )
 from turnkeep.model import FINAL_PHASE, Checkpoint, Lease, PendingCall, Saved
-from turnkeep.store import _arguments, _rows, _tool_calls, _vectors, _writes
+from turnkeep.store import _arguments, _redacting, _rows, _tool_calls, _vectors, _writes
 from turnkeep.store._async_database import AsyncDatabase
 from turnkeep.store._async_head import AsyncHead, Fetch, PreparedSave, opening_id
 from turnkeep.store._async_leases import lease_terms, release_lease, take_lease
@@ -61,6 +61,8 @@ class AsyncBranch(AsyncHead):
             _arguments.check_key(key)
         if not messages:
             raise InvalidInputError("message: a turn begins with at least one message")
+        if self._database.redact is not None:
+            messages, state = self._redacted(messages, "message"), _redacting.state(self._database.redact, state)
         content = _writes.content(messages, None, None, state)
         digest = None if key is None else jsontext.digest_list(messages, "message")
         self._database.check_usable()
@@ -170,6 +172,13 @@ class AsyncBranch(AsyncHead):
         whole: bool = False,
     ) -> PreparedSave:
         """Encode a save, without any I/O."""
+        if self._database.redact is not None:
+            messages, tool_calls, tool_results, state = (
+                self._redacted(messages, "messages"),
+                self._redacted(tool_calls, "tool_calls"),
+                self._redacted(tool_results, "tool_results"),
+                _redacting.state(self._database.redact, state),
+            )
         content = _writes.content(messages, tool_calls, tool_results, state, whole=whole)
         if embedding is not None or embedding_model is not None:
             vector, model = _vectors.given(embedding, embedding_model, self._database.dimensions, final=final)
@@ -303,7 +312,7 @@ class AsyncBranch(AsyncHead):
 
         The turn is begun and the request taken in one statement (G1). Raises what `begin_turn` raises.
         """
-        content = _writes.content((), None, None, state)
+        content = _writes.content((), None, None, _redacting.state(self._database.redact, state))
         self._database.check_usable()
         lease = self._lease
         async with self._lock:
@@ -424,7 +433,8 @@ class AsyncBranch(AsyncHead):
         delay = _arguments.delay_seconds(delay)
         text = stopped = None
         if failure is not None:
-            text = _writes.readable_text(failure, "failure")
+            shown = failure if self._database.redact is None else self._redacted([failure], "failure")[0]
+            text = _writes.readable_text(shown, "failure")
             stopped = "waiting" if failure.get("type") == "waiting" else "failed"
         self._database.check_usable()
         async with self._lock:
@@ -433,6 +443,10 @@ class AsyncBranch(AsyncHead):
             )
             self._lease = None
             return released
+
+    def _redacted(self, values: Any, name: str) -> Any:
+        """What is stored in the place of these."""
+        return _redacting.values(self._database.redact, values, name)
 
     async def _turn_again(self, turn_index: int) -> Saved:
         """The newest checkpoint of a turn that its key has begun before."""

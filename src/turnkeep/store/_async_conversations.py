@@ -15,7 +15,7 @@ from turnkeep.model import (
     ConversationSummary,
     Erased,
 )
-from turnkeep.store import _arguments, _details, _rows
+from turnkeep.store import _arguments, _details, _redacting, _rows
 from turnkeep.store._async_branch import AsyncBranch
 from turnkeep.store._async_head import Wanted, read_checkpoints
 from turnkeep.store._async_opened import AsyncOpened, BranchId, Id, no_conversation
@@ -52,6 +52,10 @@ class AsyncConversations(AsyncOpened):
         """
         if agent_id is not None:
             _details.check_name(agent_id, "agent_id")
+        redact = self._database.redact
+        title = _redacting.plain(redact, title, "title")
+        tags = _redacting.plain(redact, tags, "tags")
+        metadata = _redacting.plain(redact, metadata, "metadata")
         conversation_id = self._uuid(conversation)
         details = {
             "parent": None if parent is None else self._uuid(parent),
@@ -139,7 +143,13 @@ class AsyncConversations(AsyncOpened):
         was faster (`ConflictError`). `ttl` is how long it is kept after its newest write, None for as long as its
         agent's are: see `expire`. Needs no lease.
         """
-        changes = _details.changes(title, tags, metadata, ttl)
+        redact = self._database.redact
+        changes = _details.changes(
+            _redacting.plain(redact, title, "title"),
+            _redacting.plain(redact, tags, "tags"),
+            _redacting.plain(redact, metadata, "metadata"),
+            ttl,
+        )
         if version is not None and (isinstance(version, bool) or not isinstance(version, int)):
             raise InvalidInputError(f"version: expected a whole number, got {version!r}")
         ((outcome, now),) = await self._database.fetch(

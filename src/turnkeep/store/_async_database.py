@@ -13,6 +13,7 @@ from psycopg import AsyncConnection, IsolationLevel
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout, TooManyRequests
 
 from turnkeep.errors import PoolExhaustedError, TurnkeepError, UnavailableError, UsageError
+from turnkeep.redaction import Redact
 from turnkeep.store import _async_waiting as waiting
 from turnkeep.store._failures import Remedy, parsed, remedy_for, translated
 from turnkeep.store._rows import TIMESTAMPTZ, UtcLoader
@@ -71,6 +72,7 @@ class AsyncDatabase:
         self.timeout = timeout
         self.pooled = False
         self.dimensions = EMBEDDING_DIMENSIONS
+        self.redact: Redact | None = None
         self._statements = {**statements(schema), **statements(schema, "sql/pruning.sql")}
         self._revive = revive
         self._home: object = None

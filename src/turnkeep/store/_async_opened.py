@@ -12,6 +12,7 @@ from turnkeep import settings
 from turnkeep._version import REVISION
 from turnkeep.errors import NotFoundError, SchemaError, UsageError
 from turnkeep.model import conversation_uuid
+from turnkeep.redaction import Redact
 from turnkeep.store import _arguments
 from turnkeep.store import _async_waiting as waiting
 from turnkeep.store._archived import Archived
@@ -34,11 +35,14 @@ BranchId = int | str
 class AsyncOpened:
     """What every part of a store needs: its database, and what ids mean in it."""
 
-    def __init__(self, database: str, schema: str, *, pool_size: int, timeout: float) -> None:
+    def __init__(
+        self, database: str, schema: str, *, pool_size: int, timeout: float, redact: Redact | None = None
+    ) -> None:
         self._named = database
         self._schema = schema
         self._pool_size = pool_size
         self._timeout = timeout
+        self._redact = redact
         self._embedded: EmbeddedPostgres | None = None
         self._opened: AsyncDatabase | None = None
         self._tenant: str | None = None
@@ -77,6 +81,7 @@ class AsyncOpened:
         database = AsyncDatabase(
             conninfo, self._schema, pool_size=self._pool_size, timeout=self._timeout, revive=revive
         )
+        database.redact = self._redact
         await database.open()
         self._opened = database
         try:

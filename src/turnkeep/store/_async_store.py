@@ -6,6 +6,7 @@ import uuid
 
 from turnkeep import settings
 from turnkeep.model import Checkpoint, CheckpointSummary, ConversationSummary
+from turnkeep.redaction import Redact
 from turnkeep.store import _arguments, _rows
 from turnkeep.store._arguments import MAX_PAGE
 from turnkeep.store._async_archive import AsyncArchive
@@ -102,12 +103,14 @@ def open(
     schema: str = settings.DEFAULT_SCHEMA,
     pool_size: int = 10,
     timeout: float = 30.0,
+    redact: Redact | None = None,
 ) -> AsyncStore:
     """Name a store: `async with turnkeep.open() as store`.
 
     `database` is a DSN, or the word "embedded" for a private Postgres; without it TURNKEEP_DATABASE_URL,
     DATABASE_URL or the PG* variables name one. `pool_size` is the most connections it opens, `timeout` the
-    seconds after which any call gives up. Raises `ConfigurationError` if nothing names a database,
+    seconds after which any call gives up. `redact` is given each JSON value before it is stored, and gives the one
+    that is stored in its place: see `turnkeep.redaction`. Raises `ConfigurationError` if nothing names a database,
     `InvalidInputError` for a size or time that can't be.
     """
     return AsyncStore(
@@ -115,4 +118,5 @@ def open(
         settings.check_schema_name(schema),
         pool_size=_arguments.pool_size(pool_size),
         timeout=_arguments.timeout_seconds(timeout),
+        redact=_arguments.hook(redact),
     )

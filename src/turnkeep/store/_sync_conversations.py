@@ -16,7 +16,7 @@ from turnkeep.model import (
     ConversationSummary,
     Erased,
 )
-from turnkeep.store import _arguments, _details, _rows
+from turnkeep.store import _arguments, _details, _redacting, _rows
 from turnkeep.store._sync_branch import Branch
 from turnkeep.store._sync_head import Wanted, read_checkpoints
 from turnkeep.store._sync_opened import BranchId, Id, Opened, no_conversation
@@ -53,6 +53,10 @@ class Conversations(Opened):
         """
         if agent_id is not None:
             _details.check_name(agent_id, "agent_id")
+        redact = self._database.redact
+        title = _redacting.plain(redact, title, "title")
+        tags = _redacting.plain(redact, tags, "tags")
+        metadata = _redacting.plain(redact, metadata, "metadata")
         conversation_id = self._uuid(conversation)
         details = {
             "parent": None if parent is None else self._uuid(parent),
@@ -140,7 +144,13 @@ class Conversations(Opened):
         was faster (`ConflictError`). `ttl` is how long it is kept after its newest write, None for as long as its
         agent's are: see `expire`. Needs no lease.
         """
-        changes = _details.changes(title, tags, metadata, ttl)
+        redact = self._database.redact
+        changes = _details.changes(
+            _redacting.plain(redact, title, "title"),
+            _redacting.plain(redact, tags, "tags"),
+            _redacting.plain(redact, metadata, "metadata"),
+            ttl,
+        )
         if version is not None and (isinstance(version, bool) or not isinstance(version, int)):
             raise InvalidInputError(f"version: expected a whole number, got {version!r}")
         ((outcome, now),) = self._database.fetch(

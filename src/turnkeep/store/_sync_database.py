@@ -14,6 +14,7 @@ from psycopg import Connection, IsolationLevel
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout, TooManyRequests
 
 from turnkeep.errors import PoolExhaustedError, TurnkeepError, UnavailableError, UsageError
+from turnkeep.redaction import Redact
 from turnkeep.store import _sync_waiting as waiting
 from turnkeep.store._failures import Remedy, parsed, remedy_for, translated
 from turnkeep.store._rows import TIMESTAMPTZ, UtcLoader
@@ -72,6 +73,7 @@ class Database:
         self.timeout = timeout
         self.pooled = False
         self.dimensions = EMBEDDING_DIMENSIONS
+        self.redact: Redact | None = None
         self._statements = {**statements(schema), **statements(schema, "sql/pruning.sql")}
         self._revive = revive
         self._home: object = None

@@ -109,6 +109,11 @@ class Head:
         return self._pending
 
     @property
+    def redacts(self) -> bool:
+        """Whether what is stored may be other than what is passed."""
+        return self._database.redact is not None
+
+    @property
     def lease(self) -> Lease | None:
         """The lease this handle writes under, as far as it knows."""
         return self._lease

@@ -13,6 +13,7 @@ from turnkeep import settings
 from turnkeep._version import REVISION
 from turnkeep.errors import NotFoundError, SchemaError, UsageError
 from turnkeep.model import conversation_uuid
+from turnkeep.redaction import Redact
 from turnkeep.store import _arguments
 from turnkeep.store import _sync_waiting as waiting
 from turnkeep.store._archived import Archived
@@ -35,11 +36,14 @@ BranchId = int | str
 class Opened:
     """What every part of a store needs: its database, and what ids mean in it."""
 
-    def __init__(self, database: str, schema: str, *, pool_size: int, timeout: float) -> None:
+    def __init__(
+        self, database: str, schema: str, *, pool_size: int, timeout: float, redact: Redact | None = None
+    ) -> None:
         self._named = database
         self._schema = schema
         self._pool_size = pool_size
         self._timeout = timeout
+        self._redact = redact
         self._embedded: EmbeddedPostgres | None = None
         self._opened: Database | None = None
         self._tenant: str | None = None
@@ -76,6 +80,7 @@ class Opened:
                 raise
         revive = None if self._embedded is None else self._embedded.ensure
         database = Database(conninfo, self._schema, pool_size=self._pool_size, timeout=self._timeout, revive=revive)
+        database.redact = self._redact
         database.open()
         self._opened = database
         try:

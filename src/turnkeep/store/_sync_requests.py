@@ -21,7 +21,8 @@ from turnkeep.errors import (
     TurnFailedError,
 )
 from turnkeep.model import FINAL_PHASE, Posted, Reply
-from turnkeep.store import _arguments, _writes
+from turnkeep.redaction import Redact
+from turnkeep.store import _arguments, _redacting, _writes
 from turnkeep.store._sync_database import Database
 from turnkeep.store._sync_head import read_checkpoints
 from turnkeep.store._sync_waiting import sleep
@@ -35,16 +36,17 @@ _FIRST_LOOK = 0.02
 _LONGEST_LOOK = 0.5
 
 
-def encoded(message: Body) -> tuple[str, bytes]:
+def encoded(message: Body, redact: Redact | None = None) -> tuple[str, bytes]:
     """The text of a request's body, and the digest that tells whether two are the same."""
     if isinstance(message, str):
-        spoken: dict[str, Any] = {"role": "user", "content": message}
+        spoken: dict[str, Any] = _redacting.plain(redact, {"role": "user", "content": message}, "message")
         digest = jsontext.digest_list([spoken], "message")
         spoken["metadata"] = {"timestamp": datetime.now(UTC).isoformat(timespec="milliseconds")}
         return jsontext.encode(spoken, "message"), digest
     messages: list[Message] = [*message] if isinstance(message, list | tuple) else [cast("Message", message)]
     if not messages:
         raise InvalidInputError("message: a request holds at least one message")
+    messages = [*(_redacting.values(redact, messages, "message") or ())]
     texts = _writes.content(messages, None, None, UNCHANGED).messages
     return (texts[0] if len(texts) == 1 else f"[{','.join(texts)}]"), jsontext.digest_list(messages, "message")
 
@@ -53,7 +55,7 @@ def post(
     database: Database, conversation_id: uuid.UUID, name: str, message: Body, key: str | None, branch: int | None
 ) -> Posted:
     """Put a request behind those that wait."""
-    body, digest = encoded(message)
+    body, digest = encoded(message, database.redact)
     key = str(uuid.uuid4()) if key is None else _arguments.check_key(key)
     ((outcome, number),) = database.fetch(
         "post",

@@ -7,6 +7,7 @@ import uuid
 
 from turnkeep import settings
 from turnkeep.model import Checkpoint, CheckpointSummary, ConversationSummary
+from turnkeep.redaction import Redact
 from turnkeep.store import _arguments, _rows
 from turnkeep.store._arguments import MAX_PAGE
 from turnkeep.store._sync_archive import Archive
@@ -103,12 +104,14 @@ def open_sync(
     schema: str = settings.DEFAULT_SCHEMA,
     pool_size: int = 10,
     timeout: float = 30.0,
+    redact: Redact | None = None,
 ) -> Store:
     """Name a store: `with turnkeep.open_sync() as store`.
 
     `database` is a DSN, or the word "embedded" for a private Postgres; without it TURNKEEP_DATABASE_URL,
     DATABASE_URL or the PG* variables name one. `pool_size` is the most connections it opens, `timeout` the
-    seconds after which any call gives up. Raises `ConfigurationError` if nothing names a database,
+    seconds after which any call gives up. `redact` is given each JSON value before it is stored, and gives the one
+    that is stored in its place: see `turnkeep.redaction`. Raises `ConfigurationError` if nothing names a database,
     `InvalidInputError` for a size or time that can't be.
     """
     return Store(
@@ -116,4 +119,5 @@ def open_sync(
         settings.check_schema_name(schema),
         pool_size=_arguments.pool_size(pool_size),
         timeout=_arguments.timeout_seconds(timeout),
+        redact=_arguments.hook(redact),
     )
