@@ -13,6 +13,7 @@ import turnkeep
 from tests.crash.writer import say, watch_statements
 from tests.embedding_client import HttpProvider
 from turnkeep.search import EmbedWorker
+from turnkeep.testing import EmbeddingServer
 
 BATCH = 3
 
@@ -31,7 +32,9 @@ def name_of(text: str) -> str:
 async def run(job: dict[str, Any]) -> None:
     """Do all there is to do."""
     async with turnkeep.open(job["dsn"], pool_size=1) as store:
-        await EmbedWorker(store, HttpProvider(job["port"]), batch=BATCH).run(drain=True)
+        await EmbedWorker(store, HttpProvider(job["port"], job.get("model", EmbeddingServer.model)), batch=BATCH).run(
+            drain=True
+        )
 
 
 def live(job: dict[str, Any]) -> None:

@@ -166,3 +166,33 @@ async def test_killed_while_the_provider_is_asked_every_turn_has_its_chunks_once
     runs.advance(LAPSE)
     assert (await runs.live())[-1] == {"exit": 0}
     assert runs.stored() == undisturbed
+
+
+async def test_a_change_of_model_that_is_killed_half_way_goes_on_and_keeps_every_vector(
+    runs: Runs, store: turnkeep.AsyncStore
+) -> None:
+    branch = await store.conversation("many")
+    for number in range(1000):
+        await branch.begin_turn({"role": "user", "content": f"turn {number}"})
+        await branch.save([], final=True)
+    job = {"dsn": runs.dsn, "port": runs.embeddings.port, "kill_at": 0, "moment": ""}
+
+    def models() -> dict[str | None, int]:
+        return dict(
+            runs.observer.rows(
+                "SELECT model, count(*)::int FROM turnkeep.document WHERE conversation_id = %s"
+                " AND (model IS NULL) = (embedding IS NULL) GROUP BY model",
+                branch.conversation_id,
+            )
+        )
+
+    assert [*runs.nursery.start({**job, "model": "old"})][-1] == {"exit": 0}
+    assert models() == {"old": 1000}
+    for event in runs.nursery.start({**job, "model": "new"}):
+        if "started" in event:
+            await until(lambda: models().get("new", 0) > 300, "the change half way")
+            os.kill(event["started"], signal.SIGKILL)
+    assert set(models()) == {"old", "new"}, "no vector is gone meanwhile"
+    runs.advance(LAPSE)
+    assert [*runs.nursery.start({**job, "model": "new"})][-1] == {"exit": 0}
+    assert models() == {"new": 1000}
