@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
+import psycopg
 import pytest
 
 import turnkeep
 from tests.embedding_client import HttpProvider
-from tests.observing import Observer, until
+from tests.observing import Observer, table_held, until
+from tests.wire import Wire
 from turnkeep.errors import ConfigurationError, EmbeddingDimensionsError
 from turnkeep.search import EmbedWorker
 from turnkeep.store._documents import read_dead, read_lag
@@ -264,3 +266,61 @@ async def test_a_conversation_that_is_erased_meanwhile_leaves_nothing(
     embeddings.behave(held=False)
     assert (await running).embedded == 0
     assert observer.counts()["document"] == 0
+
+
+async def test_a_database_that_does_not_answer_is_waited_for(
+    store: turnkeep.AsyncStore,
+    dsn: str,
+    observer: Observer,
+    embeddings: EmbeddingServer,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    await turns(store, "one")
+    async with turnkeep.open(dsn, timeout=0.5) as impatient:
+        worker = EmbedWorker(impatient, HttpProvider(embeddings), poll_seconds=0.05)
+        with table_held(dsn, "turnkeep.document", "ACCESS EXCLUSIVE"):
+            running = asyncio.create_task(worker.run())
+            await until(lambda: caplog.text.count("no documents can be made") >= 2, "two vain tries")
+        await until(lambda: embedded(observer) == {"one": embeddings.model}, "the embedding")
+        worker.stop()
+        assert (await running).embedded == 1
+
+
+async def test_a_column_that_has_changed_is_found_out(
+    store: turnkeep.AsyncStore, dsn: str, observer: Observer, embeddings: EmbeddingServer
+) -> None:
+    await turns(store, "one")
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("DROP VIEW turnkeep.agent_checkpoints, turnkeep.all_checkpoints")
+        connection.execute("ALTER TABLE turnkeep.document ALTER COLUMN embedding TYPE public.vector(100)")
+        connection.execute(
+            "DO $$ BEGIN EXECUTE replace(pg_get_functiondef('turnkeep.embedded_v1'::regproc),"
+            " 'vector(768)', 'vector(100)'); END $$"
+        )
+    worker = EmbedWorker(store, HttpProvider(embeddings), poll_seconds=0.05)
+    running = asyncio.create_task(worker.run())
+    await until(lambda: embedded(observer) == {"one": embeddings.model}, "the embedding")
+    worker.stop()
+    await running
+
+
+async def test_answers_that_are_lost_leave_nothing_undone_or_done_twice(
+    store: turnkeep.AsyncStore,
+    dsn: str,
+    observer: Observer,
+    embeddings: EmbeddingServer,
+    advance: Callable[[timedelta], None],
+) -> None:
+    await turns(store, *(f"number{n}" for n in range(12)))
+    for words in (b"UPDATE", b"SELECT"):
+        wire = Wire(dsn, words)
+        async with wire as cut, turnkeep.open(cut, pool_size=1) as far:
+            worker = EmbedWorker(far, HttpProvider(embeddings), batch=2)
+            for _ in range(12):
+                wire.cut_next = True
+                await worker.run_once()
+            assert wire.cuts > 5
+        advance(SOON)
+    await EmbedWorker(store, HttpProvider(embeddings)).run(drain=True)
+    rows = observer.rows("SELECT text, model, claim, next_try_at, error FROM turnkeep.document ORDER BY turn_index")
+    assert rows == [(f"?\n\nnumber{n}", embeddings.model, None, None, None) for n in range(12)]

@@ -15,8 +15,10 @@ from turnkeep.errors import (
     EmbeddingUnavailableError,
     InvalidInputError,
     PermissionDeniedError,
+    PoolExhaustedError,
     SchemaError,
     TurnkeepError,
+    UnavailableError,
 )
 from turnkeep.model import check_text
 from turnkeep.search.documents import FIRST_DELAY, MOST_TRIES, Filler, Retries, delay
@@ -133,6 +135,7 @@ class EmbedWorker:
                     raise
                 log.warning("no documents can be made: %s", error)
                 made = Progress()
+                await self._look_again(error)
             except EmbeddingUnavailableError as error:
                 if drain and self._failures >= _PATIENCE:
                     raise
@@ -146,6 +149,12 @@ class EmbedWorker:
             if not made:
                 await self._pause()
         return done
+
+    async def _look_again(self, error: DatabaseError) -> None:
+        """See whether the column of embeddings has changed, where the database is there and does not take them."""
+        if not isinstance(error, UnavailableError | PoolExhaustedError):
+            with suppress(UnavailableError):
+                await self._documents.look_again()
 
     async def run_once(self) -> Progress:
         """Do one round: fill some turns, embed some chunks; nothing to do is a `Progress` that is false.

@@ -85,7 +85,7 @@ class AsyncOpened:
         await database.open()
         self._opened = database
         try:
-            await self._check_revision(database)
+            await self.check_revision()
         except BaseException:
             await self.close()
             raise
@@ -159,9 +159,10 @@ class AsyncOpened:
         rows = await self._ask(statement, {"conversation": key})
         return await in_thread(Archived, key, rows[0]) if rows else None
 
-    async def _check_revision(self, database: AsyncDatabase) -> None:
-        ((have, dimensions),) = await database.fetch("revision", {"schema": self._schema})
-        database.dimensions = dimensions or EMBEDDING_DIMENSIONS
+    async def check_revision(self) -> None:
+        """Check that the schema is not older than this release, and learn its `dimensions`. Raises `SchemaError`."""
+        ((have, dimensions),) = await self._database.fetch("revision", {"schema": self._schema})
+        self._database.dimensions = dimensions or EMBEDDING_DIMENSIONS
         if have is None or have < REVISION:
             raise SchemaError(
                 f"schema {self._schema!r} is at revision {have or 0}, this release needs {REVISION}: "

@@ -90,7 +90,16 @@ class Documents:
 
     def __init__(self, store: AsyncStore) -> None:
         self._reader = Reader(store, "sql/documents.sql")
-        self.dimensions = store.dimensions
+        self._store = store
+
+    @property
+    def dimensions(self) -> int:
+        """How many dimensions the column of embeddings has, as far as is known."""
+        return self._store.dimensions
+
+    async def look_again(self) -> None:
+        """Learn how many dimensions the column has now. Raises `SchemaError`."""
+        await self._store.check_revision()
 
     async def claim_fill(self, limit: int, seconds: float, *, lapsed: bool = False) -> list[Claimed]:
         """Claim turns whose text is to be filled; with `lapsed`, those that somebody has claimed and not done."""

@@ -84,7 +84,7 @@ class Opened:
         database.open()
         self._opened = database
         try:
-            self._check_revision(database)
+            self.check_revision()
         except BaseException:
             self.close()
             raise
@@ -158,9 +158,10 @@ class Opened:
         rows = self._ask(statement, {"conversation": key})
         return in_thread(Archived, key, rows[0]) if rows else None
 
-    def _check_revision(self, database: Database) -> None:
-        ((have, dimensions),) = database.fetch("revision", {"schema": self._schema})
-        database.dimensions = dimensions or EMBEDDING_DIMENSIONS
+    def check_revision(self) -> None:
+        """Check that the schema is not older than this release, and learn its `dimensions`. Raises `SchemaError`."""
+        ((have, dimensions),) = self._database.fetch("revision", {"schema": self._schema})
+        self._database.dimensions = dimensions or EMBEDDING_DIMENSIONS
         if have is None or have < REVISION:
             raise SchemaError(
                 f"schema {self._schema!r} is at revision {have or 0}, this release needs {REVISION}: "
