@@ -175,7 +175,7 @@ async def read_stats(
         oldest_request=oldest_request,
         pending_calls=pending,
         uncertain_calls=uncertain,
-        documents=DocumentLag(to_fill, to_embed, dead, oldest_due, capped=_MOST in (to_fill + to_embed, dead)),
+        documents=DocumentLag(to_fill, to_embed, dead, oldest_due, capped=_MOST in (to_fill, to_embed, dead)),
         connections=connections,
         connection_limit=limit,
         saves_drawn=drawn,

@@ -53,8 +53,14 @@ ORDER BY h.transactions DESC LIMIT 10
 -- name: letters
 -- Documents that are overdue, dead letters, and what is said of those most often; no more than a number of each is counted.
 SELECT (SELECT pg_catalog.count(*) FROM (
-        SELECT FROM {schema}.document AS d WHERE d.next_try_at <= t.now LIMIT %(most)s) AS due)::pg_catalog.int4 AS due,
-    (SELECT pg_catalog.min(d.next_try_at) FROM {schema}.document AS d WHERE d.next_try_at IS NOT NULL) AS oldest_due,
+        (SELECT FROM {schema}.document AS f WHERE f.text IS NULL AND f.next_try_at <= t.now LIMIT %(most)s)
+        UNION ALL
+        (SELECT FROM {schema}.document AS e WHERE e.text IS NOT NULL AND e.next_try_at <= t.now LIMIT %(most)s)
+    ) AS due)::pg_catalog.int4 AS due,
+    least((SELECT pg_catalog.min(f.next_try_at) FROM {schema}.document AS f
+            WHERE f.text IS NULL AND f.next_try_at IS NOT NULL),
+        (SELECT pg_catalog.min(e.next_try_at) FROM {schema}.document AS e
+            WHERE e.text IS NOT NULL AND e.next_try_at IS NOT NULL)) AS oldest_due,
     (SELECT pg_catalog.count(*) FROM (
         SELECT FROM {schema}.document AS d WHERE d.next_try_at IS NULL AND d.error IS NOT NULL LIMIT %(most)s) AS l
     )::pg_catalog.int4 AS dead,

@@ -85,7 +85,7 @@ SELECT (SELECT pg_catalog.count(*) FROM (
 FROM (SELECT {schema}.clock() AS now OFFSET 0) AS t
 
 -- name: documents
--- Documents that something is to be done about, up to a number of them: those without text, those without an embedding,
+-- Documents that something is to be done about, up to a number of each kind: those without text, those without an embedding,
 -- since when the first has been due; and dead letters.
 SELECT d.to_fill, d.to_embed, d.oldest_due, (SELECT pg_catalog.count(*) FROM (
     SELECT FROM {schema}.document AS l WHERE l.next_try_at IS NULL AND l.error IS NOT NULL LIMIT %(most)s) AS dead)
@@ -94,8 +94,11 @@ FROM (
         pg_catalog.count(*) FILTER (WHERE w.text IS NOT NULL) AS to_embed,
         pg_catalog.min(w.next_try_at) FILTER (WHERE w.next_try_at <= {schema}.clock()) AS oldest_due
     FROM (
-        SELECT i.next_try_at, i.text FROM {schema}.document AS i WHERE i.next_try_at IS NOT NULL
-        ORDER BY i.next_try_at LIMIT %(most)s) AS w) AS d
+        (SELECT f.next_try_at, f.text FROM {schema}.document AS f WHERE f.text IS NULL AND f.next_try_at IS NOT NULL
+        ORDER BY f.next_try_at LIMIT %(most)s)
+        UNION ALL
+        (SELECT e.next_try_at, e.text FROM {schema}.document AS e WHERE e.text IS NOT NULL AND e.next_try_at IS NOT NULL
+        ORDER BY e.next_try_at LIMIT %(most)s)) AS w) AS d
 
 -- name: archived_conversations
 -- Conversations in the archive counted, where that is wanted.
