@@ -8,7 +8,7 @@ FUZZ_SECONDS ?= 300
 FUZZ_EXAMPLES ?= 2000
 MAJORS := 15 16 17
 .DEFAULT_GOAL := help
-.PHONY: help demo test postgres-versions model lint bench scale engines fuzz lock clean pictures
+.PHONY: help demo test postgres-versions model lint bench scale engines fuzz lock clean pictures recall
 
 help:    ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/'
@@ -41,6 +41,9 @@ bench: $(VENV)/ready pgbouncer    ## ratios beside their budgets
 
 scale: $(VENV)/ready    ## a million messages in 20,000 conversations: each command's time, memory and plans
 	$(BIN)/python -m bench.scale
+
+recall: $(VENV)/ready    ## how often a search finds what was meant, on real text
+	$(BIN)/python -m tools.recall
 
 pictures: $(VENV)/ready    ## what the commands print, drawn for README and docs
 	$(BIN)/python tools/pictures.py
