@@ -62,19 +62,20 @@ def index_needed(vectors: int, ground: Ground) -> bool:
     return ground.indexable and not ground.indexed and vectors > SMALL
 
 
-def statement(name: str, schema: str, **fitting: sql.Composable) -> bytes:
+def statement(name: str, schema: str, **pieces: sql.Composable) -> bytes:
     """A statement with parameters, its conditions and what fits a model put in."""
     doubled = in_parameterised(schema)
     which = sql.SQL(render(read("sql/scope.sql"), doubled).decode())
     when = sql.SQL("(%(since)s::pg_catalog.timestamptz IS NULL OR d.created_at >= %(since)s)")
-    return render(
-        texts(_FILE)[name],
-        doubled,
-        document=sql.Literal(sql.Identifier(doubled, "document").as_string(None)),
-        which=which,
-        scope=sql.SQL("{} AND {}").format(which, when),
-        **fitting,
-    )
+    usual = {
+        "document": sql.Literal(sql.Identifier(doubled, "document").as_string(None)),
+        "joined": sql.SQL(
+            render("\nJOIN {schema}.conversation AS v ON v.conversation_id = d.conversation_id", doubled).decode()
+        ),
+        "which": which,
+        "scope": sql.SQL("{} AND {}").format(which, when),
+    }
+    return render(texts(_FILE)[name], doubled, **{**usual, **pieces})
 
 
 def fitting(model: str, ground: Ground, *, indexed: bool = False) -> dict[str, sql.Composable]:

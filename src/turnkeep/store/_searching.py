@@ -99,9 +99,11 @@ class Searching:
         As many as there are, up to `limit`; and whether all that match were looked at, rather than the newest.
         """
         terms = [quoted(lexeme) for lexeme in lexemes]
-        found: list[sql.Composable] = [self._newest_with(0, "words")]
+        # Without conditions nothing of the conversation is asked: planning so many parts takes its time.
+        anything: dict[str, sql.Composable] = {} if scope.narrow else {"joined": sql.SQL(""), "scope": sql.SQL("true")}
+        found = [self._newest_with(0, "words", anything)]
         if some:
-            found += [self._newest_with(number, f"term_{number}") for number in range(1, len(terms) + 1)]
+            found += [self._newest_with(number, f"term_{number}", anything) for number in range(1, len(terms) + 1)]
         sent = self._statement("matching_text", found=sql.SQL(" UNION ALL ").join(found))
         asked = {
             **{f"term_{number}": term for number, term in enumerate(terms, start=1)},
@@ -120,8 +122,8 @@ class Searching:
                 return [(Chunk(*row[:4]), row[4]) for row in rows], not more
             window, likely = window * _FURTHER, likely * _FURTHER
 
-    def _newest_with(self, number: int, name: str) -> sql.Composable:
-        one = self._statement("newest_with", number=sql.Literal(number), words=sql.Placeholder(name))
+    def _newest_with(self, number: int, name: str, pieces: Mapping[str, sql.Composable]) -> sql.Composable:
+        one = self._statement("newest_with", number=sql.Literal(number), words=sql.Placeholder(name), **pieces)
         return sql.SQL("({})").format(sql.SQL(one.decode()))
 
     async def nearest(

@@ -22,16 +22,15 @@ SELECT {schema}.words_wanted(%(query)s::pg_catalog.text)::pg_catalog.text
 -- The newest chunks that have certain words, as many as `window` says: a part of `matching_text`, of its own plan, since
 -- it depends on how frequent the words are.
 SELECT {number} AS term, d.conversation_id, d.branch, d.turn_index, d.chunk, d.created_at
-FROM {schema}.document AS d
-JOIN {schema}.conversation AS v ON v.conversation_id = d.conversation_id
+FROM {schema}.document AS d{joined}
 WHERE d.tsv OPERATOR(pg_catalog.@@) {words}::pg_catalog.text::pg_catalog.tsquery AND {scope}
 ORDER BY d.created_at DESC
 LIMIT %(window)s
 
 -- name: matching_text
--- Turns that have the words, by their best chunk: first those that have all of them, which is term 0. A word counts the
--- more, the fewer chunks have it (as in BM25), and for what the planner knows of its frequency where more have it than
--- were looked at. Also whether more chunks would have been found by looking further.
+-- Turns that have the words, with their best chunk: first those that have all of them in one, which is term 0. A word
+-- counts as in the chunk that has most of it, and the more, the fewer chunks have it (as in BM25), by what the planner
+-- knows of its frequency where more have it than were looked at. Also whether looking further would find more.
 WITH found AS MATERIALIZED (
     {found}
 ), common AS MATERIALIZED (
@@ -67,17 +66,32 @@ WITH found AS MATERIALIZED (
     CROSS JOIN LATERAL (SELECT pg_catalog.sum(w.weight) AS sum FROM weight AS w WHERE w.term = ANY (c.terms)) AS w
     ORDER BY c.whole DESC, w.sum DESC NULLS LAST, c.created_at DESC
     LIMIT %(likely)s
-), ranked AS (
-    SELECT DISTINCT ON (r.conversation_id, r.branch, r.turn_index) r.*
+), part AS MATERIALIZED (
+    SELECT l.conversation_id, l.branch, l.turn_index, l.chunk, l.created_at, l.whole, w.term,
+        w.weight * pg_catalog.ts_rank(d.tsv, w.words, 1) AS score
+    FROM likely AS l
+    JOIN {schema}.document AS d ON d.conversation_id = l.conversation_id AND d.branch = l.branch
+        AND d.turn_index = l.turn_index AND d.chunk = l.chunk
+    LEFT JOIN weight AS w ON true
+), chunk AS (
+    SELECT DISTINCT ON (c.conversation_id, c.branch, c.turn_index) c.*
     FROM (
-        SELECT l.*, coalesce((
-            SELECT pg_catalog.sum(w.weight * pg_catalog.ts_rank(d.tsv, w.words, 1)) FROM weight AS w
-        ), 0)::pg_catalog.float8 AS score
-        FROM likely AS l
-        JOIN {schema}.document AS d ON d.conversation_id = l.conversation_id AND d.branch = l.branch
-            AND d.turn_index = l.turn_index AND d.chunk = l.chunk
-    ) AS r
-    ORDER BY r.conversation_id, r.branch, r.turn_index, r.whole DESC, r.score DESC, r.chunk
+        SELECT p.conversation_id, p.branch, p.turn_index, p.chunk, p.created_at, p.whole, pg_catalog.sum(p.score) AS score
+        FROM part AS p GROUP BY p.conversation_id, p.branch, p.turn_index, p.chunk, p.created_at, p.whole
+    ) AS c
+    ORDER BY c.conversation_id, c.branch, c.turn_index, c.whole DESC, c.score DESC, c.chunk
+), turn AS (
+    SELECT t.conversation_id, t.branch, t.turn_index, pg_catalog.sum(t.score) AS score
+    FROM (
+        SELECT p.conversation_id, p.branch, p.turn_index, p.term, pg_catalog.max(p.score) AS score
+        FROM part AS p GROUP BY p.conversation_id, p.branch, p.turn_index, p.term
+    ) AS t
+    GROUP BY t.conversation_id, t.branch, t.turn_index
+), ranked AS (
+    SELECT c.conversation_id, c.branch, c.turn_index, c.chunk, c.created_at, c.whole,
+        coalesce(t.score, 0)::pg_catalog.float8 AS score
+    FROM chunk AS c
+    JOIN turn AS t ON t.conversation_id = c.conversation_id AND t.branch = c.branch AND t.turn_index = c.turn_index
 )
 SELECT r.conversation_id, r.branch, r.turn_index, r.chunk, r.score,
     (SELECT pg_catalog.count(*) FROM candidate) > %(likely)s
