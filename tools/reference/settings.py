@@ -37,6 +37,12 @@ ENVIRONMENT = {
     "XDG_DATA_HOME": "An absolute path; `~/.local/share` where it is none.",
     "OPENAI_BASE_URL": "The model server of agents that name none; without it they go to OpenAI's own.",
     "OPENAI_API_KEY": "The key of agents that have none. Many servers of one's own want no key.",
+    "TURNKEEP_EMBEDDINGS": "What makes embeddings for the command line: `local`, the address of a server with its "
+    "`/v1`, or `none`, as without it. See [search](../how-to/search.md).",
+    "TURNKEEP_EMBEDDINGS_MODEL": "The server's model; `local` has one of its own.",
+    "TURNKEEP_EMBEDDINGS_API_KEY": "The server's key; `OPENAI_API_KEY` where it is not set.",
+    "TURNKEEP_EMBEDDINGS_DIMENSIONS": "Asks the server for vectors of so many dimensions, where its model can shorten "
+    "them.",
     "NO_COLOR": "Anything but the empty text: the command line prints without colours.",
 }
 # What the source names in capitals as well, and does not ask the caller's environment for.

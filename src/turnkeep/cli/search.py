@@ -103,8 +103,18 @@ def search(
         str | None,
         typer.Option("--model", metavar="NAME", help="The server's model; else TURNKEEP_EMBEDDINGS_MODEL."),
     ] = None,
+    index: Annotated[
+        bool,
+        typer.Option(
+            "--index", help="Instead of a query: make the index over the model's vectors, drop those nobody needs."
+        ),
+    ] = False,
 ) -> Exit | None:
     """Find turns by what was said in them: by words, by meaning, or both."""
+    if index:
+        if query is not None or similar is not None:
+            raise InvalidInputError("--index goes with neither a query nor --similar")
+        return asyncio.run(_index(options, embeddings, model))
     if (query is None) == (similar is None):
         raise InvalidInputError("give either a query or --similar")
     if similar is not None and (conversation is not None or mode is not None):
@@ -135,6 +145,31 @@ async def _search(options: Options, asked: _Asked, embeddings: str | None, model
         within = {} if asked.conversation is None else await _within(store, asked.conversation)
         assert asked.query is not None
         return await looking.search(asked.query, mode=asked.mode, limit=asked.limit, **within, **asked.filters)
+
+
+async def _index(options: Options, embeddings: str | None, model: str | None) -> Exit:
+    """Whatever the number of vectors: who asks for an index gets one."""
+    from turnkeep.search import build_index, drop_unused_indexes, provider_from_settings
+
+    provider = provider_from_settings(embeddings, model)
+    async with AsyncExitStack() as stack:
+        if provider is not None and hasattr(provider, "close"):
+            stack.push_async_callback(provider.close)
+        store = await stack.enter_async_context(opened(options))
+        made = None if provider is None else await build_index(store, provider.name)
+        dropped = await drop_unused_indexes(store)
+    output = options.output
+    if options.json:
+        output.record({"model": None if provider is None else provider.name, "indexed": made, "dropped": dropped})
+    elif provider is not None:
+        output.line(f"Vectors of {provider.name} {'are indexed' if made else 'are not indexed'}.")
+    if provider is None:
+        output.note("No model is named (--embeddings, TURNKEEP_EMBEDDINGS): no index was made.")
+    elif not made:
+        output.note("Another process makes it, pgvector is missing, or they have more than 4,000 dimensions.")
+    for name in dropped:
+        output.note(f"{name}: dropped, no vector is of its model.")
+    return Exit.FAILURE if made is False else Exit.OK
 
 
 async def _within(store: AsyncStore, text: str) -> dict[str, Any]:

@@ -133,17 +133,22 @@ class Searching:
 
         As many as there are, up to `limit`: where an index comes to its end early, all are looked at.
         """
-        asked = {"vector": vector, "whole": whole, "limit": limit, "most": SMALL + 1, **asdict(scope)}
+        asked = {"vector": vector, "whole": whole, "limit": limit, **asdict(scope)}
         exact = not ground.indexed
         if not exact and scope.narrow:
-            ((count,),) = await self._fetch("matching_count", asked, **fitting(model, ground))
-            exact = count <= SMALL
+            exact = await self.vectors(model, ground, SMALL + 1, scope) <= SMALL
         if not exact:
             rows = await self._by_index(asked, model, ground)
             if len(rows) == limit and rows[0][5]:
                 return [(Chunk(*row[:4]), row[4]) for row in rows], False
         rows = await self._fetch("nearest_exact", asked, **fitting(model, ground))
         return [(Chunk(*row[:4]), row[4]) for row in rows], True
+
+    async def vectors(self, model: str, ground: Ground, most: int, scope: Scope | None = None) -> int:
+        """How many chunks have a vector of the model, up to a number."""
+        asked = {"most": most, **asdict(scope or Scope())}
+        ((count,),) = await self._fetch("matching_count", asked, **fitting(model, ground))
+        return int(count)
 
     async def _by_index(self, asked: Mapping[str, Any], model: str, ground: Ground) -> list[tuple[Any, ...]]:
         """What is nearest among more and more of the nearest, until it is enough, or all had better be looked at."""
