@@ -1,4 +1,4 @@
-"""Embeddings of other dimensions: all are made anew, whoever is killed meanwhile, and a search says how many are not."""
+"""Embeddings of other dimensions: all are made anew, whoever is killed, and a search says how many are missing."""
 
 from __future__ import annotations
 
