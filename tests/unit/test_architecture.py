@@ -30,9 +30,10 @@ ALLOWED = {
     "store": PURE | {"embedded"},
     "runner": PURE | {"store"},
     "search": PURE | {"store", "runner"},
+    "imports": PURE | {"store"},
     "testing": PURE | {"embedded", "store", "runner"},
     "demo": PURE | {"embedded", "store", "runner", "testing"},
-    "cli": PURE | {"embedded", "store", "runner", "search", "demo"},
+    "cli": PURE | {"embedded", "store", "runner", "search", "imports", "demo"},
     "__main__": {"cli"},
     "__init__": PURE | {"store", "runner"},
 }

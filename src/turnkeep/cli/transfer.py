@@ -8,9 +8,10 @@ import gzip
 import lzma
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, cast
 
@@ -31,6 +32,19 @@ if TYPE_CHECKING:
 _MAGIC = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ": lzma.open, b"BZh": bz2.open}
 _ENDINGS = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 _LONGEST_MAGIC = 6
+
+
+class Source(StrEnum):
+    """What can be imported."""
+
+    TURNKEEP = "turnkeep"
+    OPENAI_CHAT = "openai-chat"
+    SHAREGPT = "sharegpt"
+    LANGGRAPH = "langgraph"
+    OPENAI_AGENTS = "openai-agents"
+
+
+_TABLES = {Source.LANGGRAPH: "langgraph", Source.OPENAI_AGENTS: "agents_sdk"}
 
 
 @conversation_command
@@ -104,8 +118,18 @@ async def _export(
 def import_(
     options: Options,
     file: Annotated[
-        str, typer.Argument(metavar="FILE", help="What `turnkeep export` has written, compressed or not; - is stdin.")
+        str,
+        typer.Argument(
+            metavar="FILE",
+            help="What `turnkeep export` has written, compressed or not; - is stdin. For tables, their database's DSN.",
+        ),
     ],
+    source: Annotated[
+        Source, typer.Option("--from", help="What it is: files of chats, or a database with another program's tables.")
+    ] = Source.TURNKEEP,
+    source_schema: Annotated[
+        str, typer.Option("--source-schema", metavar="NAME", help="The schema of the other program's tables.")
+    ] = "public",
     as_copy: Annotated[
         bool, typer.Option("--as-copy", help="Give each a new id, with nothing of the old one's work.")
     ] = False,
@@ -118,8 +142,8 @@ def import_(
     The same file again changes nothing: what is there with the same content is left alone. After an
     interruption, run it again.
     """
-    name = "standard input" if file == "-" else file
-    with _read(file) as (stream, position, total):
+    name = "standard input" if file == "-" else "the tables" if source in _TABLES else file
+    with _source(options, file, source, source_schema) as (stream, position, total):
         done = asyncio.run(_import(options, stream, name, as_copy, dry_run, position, total))
     if options.json:
         options.output.record(asdict(done))
@@ -145,6 +169,33 @@ async def _import(
                 tell(position(), number)
 
             return await store.import_(stream, name=name, as_copy=as_copy, dry_run=dry_run, progress=progress)
+
+
+@contextmanager
+def _source(
+    options: Options, file: str, source: Source, schema: str
+) -> Iterator[tuple[BinaryIO, Callable[[], int], int | None]]:
+    """What is read, as an export; how far it has been read, and how long it is."""
+    from turnkeep.imports.stream import Stream
+
+    if source is Source.TURNKEEP:
+        with _read(file) as found:
+            yield found
+        return
+    if source in _TABLES:
+        from turnkeep.imports.agents_sdk import openai_agents
+        from turnkeep.imports.langgraph import langgraph
+        from turnkeep.store import ForeignTables
+
+        with ForeignTables(file, _TABLES[source], schema) as tables:
+            made = langgraph(tables, options.output.note) if source is Source.LANGGRAPH else openai_agents(tables)
+            yield cast("BinaryIO", Stream(made)), lambda: 0, None
+        return
+    from turnkeep.imports.chat import openai_chat, sharegpt
+
+    with _read(file) as (stream, position, total):
+        read = openai_chat if source is Source.OPENAI_CHAT else sharegpt
+        yield cast("BinaryIO", Stream(read(stream, file))), position, total
 
 
 def _in_words(done: Transferred) -> str:

@@ -9,6 +9,7 @@ from turnkeep.store._async_transaction import AsyncTransaction
 from turnkeep.store._writes import UNCHANGED, Message
 
 if TYPE_CHECKING:
+    from turnkeep.store._foreign import ForeignTables
     from turnkeep.store._migrate import Migration, SchemaStatus, Step, migrate, plan, script, status
     from turnkeep.store._sync_branch import Branch
     from turnkeep.store._sync_store import Store, open_sync
@@ -20,6 +21,7 @@ __all__ = [
     "AsyncStore",
     "AsyncTransaction",
     "Branch",
+    "ForeignTables",
     "Message",
     "Migration",
     "SchemaStatus",
@@ -36,6 +38,7 @@ __all__ = [
 
 _LATER = {
     "Branch": "_sync_branch",
+    "ForeignTables": "_foreign",
     "Migration": "_migrate",
     "SchemaStatus": "_migrate",
     "Step": "_migrate",

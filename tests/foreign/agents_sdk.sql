@@ -1,0 +1,13 @@
+CREATE TABLE agent_sessions (session_id character varying, created_at timestamp without time zone, updated_at timestamp without time zone);
+INSERT INTO agent_sessions VALUES ('user-1', '2026-11-30 02:34:19.54769', '2026-11-30 02:34:19.54769');
+INSERT INTO agent_sessions VALUES ('cut', '2026-11-30 02:34:19.688544', '2026-11-30 02:34:19.688544');
+CREATE TABLE agent_messages (id integer, session_id character varying, message_data text, created_at timestamp without time zone);
+INSERT INTO agent_messages VALUES ('1', 'user-1', '{"role":"user","content":"weather?"}', '2026-11-30 02:34:19.54769');
+INSERT INTO agent_messages VALUES ('2', 'user-1', '{"type":"reasoning","id":"rs_1","summary":[]}', '2026-11-30 02:34:19.54769');
+INSERT INTO agent_messages VALUES ('3', 'user-1',  E'{"type":"function_call","call_id":"c1","name":"weather","arguments":"{\\"city\\": \\"K\\u00f6ln\\"}","id":"fc_1"}', '2026-11-30 02:34:19.54769');
+INSERT INTO agent_messages VALUES ('4', 'user-1',  E'{"type":"function_call_output","call_id":"c1","output":"7 \\u00b0C"}', '2026-11-30 02:34:19.54769');
+INSERT INTO agent_messages VALUES ('5', 'user-1',  E'{"type":"message","role":"assistant","id":"msg_1","status":"completed","content":[{"type":"output_text","text":"7 \\u00b0C","annotations":[]}]}', '2026-11-30 02:34:19.54769');
+INSERT INTO agent_messages VALUES ('6', 'user-1', '{"role":"user","content":[{"type":"input_text","text":"thanks"}]}', '2026-11-30 02:34:19.54769');
+INSERT INTO agent_messages VALUES ('7', 'user-1', '{"type":"message","role":"assistant","content":[{"type":"output_text","text":"welcome"}]}', '2026-11-30 02:34:19.54769');
+INSERT INTO agent_messages VALUES ('8', 'cut', '{"role":"user","content":"order 7"}', '2026-11-30 02:34:19.688544');
+INSERT INTO agent_messages VALUES ('9', 'cut', '{"type":"function_call","call_id":"c9","name":"order","arguments":"{}"}', '2026-11-30 02:34:19.688544');
