@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import turnkeep
-from tests.observing import Observer, branches_held, conversation_held, gate, in_order, until
+from tests.observing import Observer, branches_held, conversation_held, gate, in_order, table_held, until
 from tests.store.whole_rows import rich, rows
 from turnkeep import (
     Archiving,
@@ -148,7 +148,7 @@ async def test_what_comes_beside_an_unarchiving_finds_all_of_it_or_waits(
         "post": lambda: store.post("c", USER, key="new"),
         "conversation": lambda: store.conversation("c"),
     }
-    with gate(dsn, "turnkeep.archive", "DELETE"):
+    with table_held(dsn, "turnkeep.archive"):
         back = asyncio.create_task(store.unarchive("c"))
         await observer.see_waiting(1)  # its rows are there, and not committed
         rival = asyncio.ensure_future(calls[name]())
