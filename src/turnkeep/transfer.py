@@ -192,8 +192,8 @@ REQUEST: Final = _kind(
 DOCUMENT: Final = _kind(
     "document",
     {**_same(_INT, "branch turn_index chunk")},
-    {**_same(_TEXT, "text model embedding"), "created_at": _TIME},
-    "branch turn_index chunk text model created_at embedding",
+    {**_same(_TEXT, "text model embedding"), "created_at": _TIME, "left_out": _BIG},
+    "branch turn_index chunk text model created_at embedding left_out",
 )
 ROWS: Final = (BRANCH, MESSAGE, CHECKPOINT, REQUEST, DOCUMENT)
 KINDS: Final = {kind.name: kind for kind in (CONVERSATION, *ROWS)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +15,7 @@ from turnkeep.cli.database import opened
 from turnkeep.cli.failures import Exit
 from turnkeep.cli.options import Options, conversation_command
 from turnkeep.cli.progress import bar
+from turnkeep.cli.prune import age
 from turnkeep.cli.reference import CONVERSATION, find_only
 from turnkeep.cli.text import count, size
 from turnkeep.errors import ConflictError, InvalidInputError, LeaseError, NotFoundError
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from turnkeep.store import AsyncStore
 
 _PAGE = 1000
-_AGE = re.compile(r"(\d+(?:\.\d+)?) ?(s|min|h|d|w)")
-_UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 _Several = Annotated[
     list[str] | None,
@@ -66,8 +64,8 @@ def archive(
     if references and agent is not None:
         raise InvalidInputError("--agent goes with --ended-before and --idle-before")
     wanted = {
-        "ended_seconds": None if ended_before is None else seconds("--ended-before", ended_before),
-        "idle_seconds": None if idle_before is None else seconds("--idle-before", idle_before),
+        "ended_seconds": None if ended_before is None else age("--ended-before", ended_before).total_seconds(),
+        "idle_seconds": None if idle_before is None else age("--idle-before", idle_before).total_seconds(),
         "agent_id": agent,
     }
     run = _Run(options, dry_run=dry_run)
@@ -85,17 +83,6 @@ def unarchive(options: Options, references: _Several = None) -> Exit:
     asyncio.run(run.unarchive(references))
     run.tell("Unarchived", "not archived")
     return Exit.OK
-
-
-def seconds(option: str, text: str) -> float:
-    """A length of time such as 30d, in seconds."""
-    found = _AGE.fullmatch(text.strip())
-    if found is None:
-        raise InvalidInputError(f"{option}: {text!r} is no length of time: a number and s, min, h, d or w, such as 30d")
-    length = float(found[1]) * _UNITS[found[2]]
-    if length > 1000 * 366 * 86_400:
-        raise InvalidInputError(f"{option}: {text!r} is longer than a thousand years")
-    return length
 
 
 class _Run:
@@ -120,6 +107,7 @@ class _Run:
                         self._would_be(conversation)
                         continue
                     try:
+                        await _index(store, conversation)
                         self._take(await store.archive(conversation))
                     except (ConflictError, LeaseError) as error:
                         if len(named) == 1:
@@ -173,6 +161,14 @@ class _Run:
     def _refuse(self, why: str) -> None:
         self.refused.append(why)
         self._options.output.note(why)
+
+
+async def _index(store: AsyncStore, conversation: UUID) -> None:
+    """See to it that a search finds what it can't read any more."""
+    from turnkeep.search import fill_documents
+
+    while (report := await fill_documents(store, conversation=conversation)).filled and report.left:
+        pass
 
 
 async def _chosen(

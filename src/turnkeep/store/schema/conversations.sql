@@ -204,6 +204,11 @@ BEGIN
         GET DIAGNOSTICS v_rows = ROW_COUNT;
         requests := requests + v_rows;
         DELETE FROM {schema}.document AS d WHERE d.conversation_id = ANY (v_ids);
+        -- What is archived counts as what it was; its rows go with the conversations.
+        SELECT branches + coalesce(sum(a.branches), 0), checkpoints + coalesce(sum(a.checkpoints), 0),
+            messages + coalesce(sum(a.messages), 0), requests + coalesce(sum(a.requests), 0)
+        INTO branches, checkpoints, messages, requests
+        FROM {schema}.archive AS a WHERE a.conversation_id = ANY (v_ids);
         DELETE FROM {schema}.conversation AS v WHERE v.conversation_id = ANY (v_ids);
         GET DIAGNOSTICS v_rows = ROW_COUNT;
         conversations := conversations + v_rows;

@@ -11,9 +11,10 @@ WITH RECURSIVE family AS (
     JOIN {schema}.conversation AS v ON v.parent_conversation_id = f.conversation_id
 )
 SELECT f.external_id,
-    (SELECT pg_catalog.count(*) FROM {schema}.branch AS b WHERE b.conversation_id = f.conversation_id),
-    (SELECT pg_catalog.count(*) FROM {schema}.checkpoint AS c WHERE c.conversation_id = f.conversation_id),
-    (SELECT pg_catalog.count(*) FROM {schema}.message AS m WHERE m.conversation_id = f.conversation_id),
-    (SELECT pg_catalog.count(*) FROM {schema}.request AS r WHERE r.conversation_id = f.conversation_id)
+    coalesce(a.branches, 0) + (SELECT pg_catalog.count(*) FROM {schema}.branch AS b WHERE b.conversation_id = f.conversation_id),
+    coalesce(a.checkpoints, 0) + (SELECT pg_catalog.count(*) FROM {schema}.checkpoint AS c WHERE c.conversation_id = f.conversation_id),
+    coalesce(a.messages, 0) + (SELECT pg_catalog.count(*) FROM {schema}.message AS m WHERE m.conversation_id = f.conversation_id),
+    coalesce(a.requests, 0) + (SELECT pg_catalog.count(*) FROM {schema}.request AS r WHERE r.conversation_id = f.conversation_id)
 FROM family AS f
+LEFT JOIN {schema}.archive AS a ON a.conversation_id = f.conversation_id
 ORDER BY f.generation, f.external_id

@@ -75,7 +75,8 @@ ORDER BY p.number
 
 -- name: document_rows
 -- Documents after a place, with their embeddings as text; those that have no text yet can be made again.
-SELECT d.branch, d.turn_index, d.chunk, d.text, d.model, d.created_at, pg_catalog.translate((d.embedding::pg_catalog.float4[])::pg_catalog.text, '{{}}', '[]')
+SELECT d.branch, d.turn_index, d.chunk, d.text, d.model, d.created_at, pg_catalog.translate((d.embedding::pg_catalog.float4[])::pg_catalog.text, '{{}}', '[]'),
+    d.left_out
 FROM {schema}.document AS d
 WHERE d.conversation_id = %(conversation)s AND d.text IS NOT NULL
     AND (d.branch, d.turn_index, d.chunk) > (%(branch)s, %(turn_index)s, %(chunk)s)
@@ -176,10 +177,11 @@ FROM pg_catalog.json_to_recordset(%(lines)s::pg_catalog.json) AS r (
 
 -- name: put_documents
 -- Documents. What has another number of dimensions than the column is left out, and made again.
-INSERT INTO {schema}.document (conversation_id, branch, turn_index, chunk, text, tsv, model, created_at, embedding, next_try_at)
-SELECT %(conversation)s, r.branch, r.turn_index, r.chunk, r.text, pg_catalog.to_tsvector('pg_catalog.simple', r.text),
+INSERT INTO {schema}.document (conversation_id, branch, turn_index, chunk, text, tsv, model, created_at, embedding,
+    left_out, next_try_at)
+SELECT %(conversation)s, r.branch, r.turn_index, r.chunk, r.text, {schema}.words_of(r.text),
     CASE WHEN d.typmod IN (-1, pg_catalog.cardinality(e.embedding)) THEN r.model END, r.created_at,
-    CASE WHEN d.typmod IN (-1, pg_catalog.cardinality(e.embedding)) THEN e.embedding END, NULL
+    CASE WHEN d.typmod IN (-1, pg_catalog.cardinality(e.embedding)) THEN e.embedding END, r.left_out, NULL
 FROM (
     SELECT a.atttypmod AS typmod FROM pg_catalog.pg_type AS t
     JOIN pg_catalog.pg_attribute AS a ON a.attrelid = t.typrelid AND a.attname = 'embedding'
@@ -187,7 +189,7 @@ FROM (
 ) AS d
 CROSS JOIN pg_catalog.json_to_recordset(%(lines)s::pg_catalog.json) AS r (
     branch pg_catalog.int4, turn_index pg_catalog.int4, chunk pg_catalog.int4, text pg_catalog.text, model pg_catalog.text,
-    created_at pg_catalog.timestamptz, embedding pg_catalog.text)
+    created_at pg_catalog.timestamptz, embedding pg_catalog.text, left_out pg_catalog.int8)
 CROSS JOIN LATERAL (
     SELECT pg_catalog.translate(r.embedding, '[]', '{{}}')::pg_catalog.float4[] AS embedding OFFSET 0
 ) AS e
