@@ -299,7 +299,7 @@ class Reader:
         """The rows of the conversation begun, to its end, which is checked."""
         from turnkeep._transfer_checks import Checks
 
-        checks = Checks(self._head)
+        checks = self._checked(Checks, self._head)
         counts = {kind.name: 0 for kind in ROWS}
         order = 0
         while True:

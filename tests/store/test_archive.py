@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import lzma
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
@@ -215,9 +216,12 @@ async def test_those_to_archive_are_found_by_their_end_and_by_their_rest(
 
 
 async def test_erasing_an_archived_conversation_leaves_nothing(store: AsyncStore, dsn: str) -> None:
-    await rich(store, "c")
+    conversation = await rich(store, "c")
+    found = rows(dsn, [conversation])
     await store.archive("c")
-    await store.erase("c")
+    done = await store.erase("c")
+    kinds = ("conversation", "branch", "checkpoint", "message", "request")
+    assert [*dataclasses.astuple(done)][:5] == [len(found[kind]) for kind in kinds]
     assert not any(rows(dsn).values())
     assert (await rich(store, "c")) is not None
 

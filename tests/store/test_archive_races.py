@@ -27,6 +27,7 @@ from turnkeep import (
     Saved,
     TurnOpenError,
 )
+from turnkeep.store._erasure import look
 
 USER = {"role": "user", "content": "x"}
 HOT = ("branch", "message", "checkpoint", "request")
@@ -203,3 +204,12 @@ async def test_an_import_beside_the_same_conversation_being_made_is_one_of_both(
     assert isinstance(branch, AsyncBranch)
     assert isinstance(conflict, turnkeep.ConflictError), conflict
     assert len(rows(dsn)["branch"]) == 1
+
+
+async def test_what_erasing_an_archived_conversation_would_remove_is_counted(store: AsyncStore) -> None:
+    conversation = await rich(store, "c")
+    counts = (await look(store, conversation)).counts
+    assert counts.checkpoints > 0
+    await store.archive("c")
+    assert (await look(store, conversation)).counts == counts
+    assert await store.erase("c") == counts

@@ -205,9 +205,9 @@ BEGIN
         requests := requests + v_rows;
         DELETE FROM {schema}.document AS d WHERE d.conversation_id = ANY (v_ids);
         -- What is archived counts as what it was; its rows go with the conversations.
-        SELECT branches + coalesce(sum(a.branches), 0), checkpoints + coalesce(sum(a.checkpoints), 0),
-            messages + coalesce(sum(a.messages), 0), requests + coalesce(sum(a.requests), 0)
-        INTO branches, checkpoints, messages, requests
+        SELECT erase_v1.branches + coalesce(sum(a.branches), 0), erase_v1.checkpoints + coalesce(sum(a.checkpoints), 0),
+            erase_v1.messages + coalesce(sum(a.messages), 0), erase_v1.requests + coalesce(sum(a.requests), 0)
+        INTO erase_v1.branches, erase_v1.checkpoints, erase_v1.messages, erase_v1.requests
         FROM {schema}.archive AS a WHERE a.conversation_id = ANY (v_ids);
         DELETE FROM {schema}.conversation AS v WHERE v.conversation_id = ANY (v_ids);
         GET DIAGNOSTICS v_rows = ROW_COUNT;
