@@ -6,7 +6,8 @@ Messages are compared by their JSON values, type-strictly: one that is written a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -120,3 +121,37 @@ def owner_of(branch: int, lineage: Sequence[int], turn: int, sub_step: int) -> i
         if (turn, sub_step) <= (lineage[i + 1], lineage[i + 2]):
             return lineage[i]
     return branch
+
+
+def without(positions: Mapping[int, int], held: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Ranges (branch, start, stop) of each branch's first so many positions that no triple of `held` holds."""
+    own = defaultdict[int, list[tuple[int, int]]](list)
+    for branch, start, stop in zip(held[0::3], held[1::3], held[2::3], strict=True):
+        own[branch].append((start, stop))
+    left = []
+    for branch, end in positions.items():
+        at = 0
+        for start, stop in sorted(own[branch]):
+            if start > at:
+                left.append((branch, at, start))
+            at = max(at, stop)
+        if at < end:
+            left.append((branch, at, end))
+    return left
+
+
+def in_turn(ranges: Sequence[tuple[int, int, int]], most: int) -> Iterator[list[int]]:
+    """Ranges as flat triples, so that no more than `most` positions come together."""
+    triples: list[int] = []
+    room = most
+    for branch, start, stop in ranges:
+        while start < stop:
+            taken = min(stop - start, room)
+            triples += (branch, start, start + taken)
+            start += taken
+            room -= taken
+            if not room:
+                yield triples
+                triples, room = [], most
+    if triples:
+        yield triples

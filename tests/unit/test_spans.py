@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
+from turnkeep import spans
 from turnkeep.spans import MAX_PARTS, Parts, parts, same_values
 
 TEXTS = st.lists(st.sampled_from([f'{{"n": {number}}}' for number in range(6)]), max_size=30)
@@ -108,3 +109,11 @@ def test_lists_of_values_are_compared_as_values() -> None:
     assert not same_values(['{"a":1}'], ['{"a":1.0}'])
     assert not same_values(["{}"], ["{}", "{}"])
     assert json.loads("{}") == {}
+
+
+def test_positions_that_nothing_holds_and_in_turn() -> None:
+    held = [0, 5, 7, 0, 2, 6, 1, 0, 3, 0, 9, 10]
+    left = spans.without({0: 12, 1: 3, 2: 4}, held)
+    assert left == [(0, 0, 2), (0, 7, 9), (0, 10, 12), (2, 0, 4)]
+    assert list(spans.in_turn(left, 3)) == [[0, 0, 2, 0, 7, 8], [0, 8, 9, 0, 10, 12], [2, 0, 3], [2, 3, 4]]
+    assert list(spans.in_turn([], 3)) == []

@@ -10,6 +10,7 @@ from datetime import timedelta
 from time import monotonic
 from typing import Any, Literal
 
+from turnkeep import spans
 from turnkeep.errors import InvalidInputError
 from turnkeep.model import Pruned
 from turnkeep.store import _details
@@ -95,12 +96,23 @@ class AsyncPruning(AsyncConversations):
                 return total
 
     async def _look(self, conversation: uuid.UUID, wanted: dict[str, Any]) -> Pruned | None:
-        ((outcome, checkpoints, messages, size, held_back),) = await self._database.fetch(
-            "prune_look", {"conversation": conversation, **wanted}
-        )
-        if outcome == "not_found":
-            return None
-        return Pruned(1, checkpoints, messages, 0, size, held_back)
+        total, held = Pruned(conversations=1), list[int]()
+        place: dict[str, Any] = {"turn": 2**31 - 1, "sub_step": 0, "branch": 0}
+        outcome = "more"
+        while outcome == "more":
+            ((outcome, checkpoints, size, held_back, more_held, turn, sub_step, branch),) = await self._database.fetch(
+                "prune_look", {"conversation": conversation, **wanted, **place, "limit": _MOST_ROWS}
+            )
+            if outcome == "not_found":
+                return None
+            total += Pruned(0, checkpoints, bytes=size, held_back=held_back)
+            held += more_held
+            place = {"turn": turn, "sub_step": sub_step, "branch": branch}
+        positions = await self._database.fetch("positions", {"conversation": conversation})
+        for ranges in spans.in_turn(spans.without(dict(positions), held), _MOST_ROWS):
+            ((messages, size),) = await self._database.fetch("sizes", {"conversation": conversation, "ranges": ranges})
+            total += Pruned(messages=messages, bytes=size)
+        return total
 
     async def _prune(self, conversation: uuid.UUID, wanted: dict[str, Any]) -> Pruned | None:
         place: dict[str, Any] = {"turn": 2**31 - 1, "sub_step": 0, "branch": 0}

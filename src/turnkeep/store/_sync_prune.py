@@ -11,6 +11,7 @@ from datetime import timedelta
 from time import monotonic
 from typing import Any, Literal
 
+from turnkeep import spans
 from turnkeep.errors import InvalidInputError
 from turnkeep.model import Pruned
 from turnkeep.store import _details
@@ -96,12 +97,23 @@ class Pruning(Conversations):
                 return total
 
     def _look(self, conversation: uuid.UUID, wanted: dict[str, Any]) -> Pruned | None:
-        ((outcome, checkpoints, messages, size, held_back),) = self._database.fetch(
-            "prune_look", {"conversation": conversation, **wanted}
-        )
-        if outcome == "not_found":
-            return None
-        return Pruned(1, checkpoints, messages, 0, size, held_back)
+        total, held = Pruned(conversations=1), list[int]()
+        place: dict[str, Any] = {"turn": 2**31 - 1, "sub_step": 0, "branch": 0}
+        outcome = "more"
+        while outcome == "more":
+            ((outcome, checkpoints, size, held_back, more_held, turn, sub_step, branch),) = self._database.fetch(
+                "prune_look", {"conversation": conversation, **wanted, **place, "limit": _MOST_ROWS}
+            )
+            if outcome == "not_found":
+                return None
+            total += Pruned(0, checkpoints, bytes=size, held_back=held_back)
+            held += more_held
+            place = {"turn": turn, "sub_step": sub_step, "branch": branch}
+        positions = self._database.fetch("positions", {"conversation": conversation})
+        for ranges in spans.in_turn(spans.without(dict(positions), held), _MOST_ROWS):
+            ((messages, size),) = self._database.fetch("sizes", {"conversation": conversation, "ranges": ranges})
+            total += Pruned(messages=messages, bytes=size)
+        return total
 
     def _prune(self, conversation: uuid.UUID, wanted: dict[str, Any]) -> Pruned | None:
         place: dict[str, Any] = {"turn": 2**31 - 1, "sub_step": 0, "branch": 0}

@@ -91,9 +91,9 @@ BEGIN
     ORDER BY s.turn_index DESC, s.sub_step DESC, s.branch DESC;
 END $$;
 
--- Ranges of positions whose messages no checkpoint holds, those at the places (p_turns, p_sub_steps, p_branches) left out.
--- No checkpoint ever will: a new one takes its list from one that is there, and new messages.
-CREATE OR REPLACE FUNCTION {schema}.unheld(p_conversation uuid, p_turns int[], p_sub_steps int[], p_branches int[])
+-- Ranges of positions whose messages no checkpoint holds. No checkpoint ever will: a new one takes its list from one that is
+-- there, and new messages.
+CREATE OR REPLACE FUNCTION {schema}.unheld(p_conversation uuid)
 RETURNS TABLE (branch int, start int, stop int) LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -105,8 +105,6 @@ BEGIN
         FROM {schema}.checkpoint AS c
         CROSS JOIN LATERAL {schema}.spans_of(c.spans) AS s
         WHERE c.conversation_id = p_conversation
-            AND (p_turns = '{{}}' OR (c.turn_index, c.sub_step, c.branch) NOT IN (
-                SELECT d.t, d.s, d.b FROM unnest(p_turns, p_sub_steps, p_branches) AS d (t, s, b)))
         GROUP BY s.branch
     ) AS h ON h.branch = b.branch
     CROSS JOIN LATERAL unnest(
@@ -135,7 +133,7 @@ BEGIN
     PERFORM FROM {schema}.branch AS b WHERE b.conversation_id = p_conversation ORDER BY b.branch FOR KEY SHARE;
     FOR v_gap IN
         SELECT u.branch, greatest(u.start, CASE WHEN u.branch = p_branch THEN p_position + 1 ELSE 0 END) AS start, u.stop
-        FROM {schema}.unheld(p_conversation, '{{}}', '{{}}', '{{}}') AS u
+        FROM {schema}.unheld(p_conversation) AS u
         WHERE u.branch > p_branch OR u.branch = p_branch AND u.stop > p_position + 1
     LOOP
         WITH gone AS (
@@ -283,35 +281,60 @@ BEGIN
     RETURN v_rows;
 END $$;
 
--- What prune_v1 and prune_messages_v1 would remove in all, looked at without a lock.
+-- What prune_v1 would remove among the checkpoints right below a place, looked at without a lock, and in `held` the
+-- (branch, start, stop) triples of messages that those of them hold that would stay.
 CREATE OR REPLACE FUNCTION {schema}.prune_look_v1(
-    p_conversation uuid, p_keep text, p_older_than interval,
-    OUT outcome text, OUT checkpoints bigint, OUT messages bigint, OUT bytes bigint, OUT held_back bigint
+    p_conversation uuid, p_keep text, p_older_than interval, p_limit int,
+    p_turn int DEFAULT 2147483647, p_sub_step int DEFAULT 0, p_branch int DEFAULT 0,
+    OUT outcome text, OUT checkpoints bigint, OUT bytes bigint, OUT held_back bigint, OUT held int[],
+    OUT turn_index int, OUT sub_step int, OUT branch int
 ) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+    v_rows int;
     v_turns int[];
     v_sub_steps int[];
     v_branches int[];
-    v_bytes bigint;
 BEGIN
-    IF p_keep IS NULL OR p_keep NOT IN ('last-per-turn', 'heads') OR p_older_than IS NULL OR p_older_than < interval '1 hour'
+    IF p_keep IS NULL OR p_keep NOT IN ('last-per-turn', 'heads') OR p_limit IS NULL OR p_limit < 1
+        OR p_older_than IS NULL OR p_older_than < interval '1 hour'
     THEN
-        RAISE EXCEPTION 'p_keep is last-per-turn or heads, p_older_than at least an hour'
+        RAISE EXCEPTION 'p_keep is last-per-turn or heads, p_limit at least 1, p_older_than at least an hour'
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     SELECT CASE WHEN v.archived_at IS NULL THEN 'done' ELSE 'archived' END INTO outcome
     FROM {schema}.conversation AS v WHERE v.conversation_id = p_conversation;
     outcome := coalesce(outcome, 'not_found');
-    SELECT count(*) FILTER (WHERE NOT j.kept AND NOT j.wanted), count(*) FILTER (WHERE j.wanted AND NOT j.kept),
-        coalesce(array_agg(j.turn_index) FILTER (WHERE NOT j.kept AND NOT j.wanted), '{{}}'),
-        coalesce(array_agg(j.sub_step) FILTER (WHERE NOT j.kept AND NOT j.wanted), '{{}}'),
-        coalesce(array_agg(j.branch) FILTER (WHERE NOT j.kept AND NOT j.wanted), '{{}}'),
-        coalesce(sum(j.bytes) FILTER (WHERE NOT j.kept AND NOT j.wanted), 0)
-    INTO checkpoints, held_back, v_turns, v_sub_steps, v_branches, v_bytes
-    FROM {schema}.prune_judged(
-        p_conversation, p_keep, {schema}.clock() - p_older_than, 2147483647, 0, 0, 2147483647) AS j;
-    SELECT count(m.size), coalesce(sum(m.size), 0) + v_bytes INTO messages, prune_look_v1.bytes
-    FROM {schema}.unheld(p_conversation, v_turns, v_sub_steps, v_branches) AS u
-    JOIN {schema}.message AS m ON m.conversation_id = p_conversation AND m.branch = u.branch
-        AND m.position >= u.start AND m.position < u.stop;
+    SELECT count(*), count(*) FILTER (WHERE j.doomed), coalesce(sum(j.bytes) FILTER (WHERE j.doomed), 0),
+        count(*) FILTER (WHERE j.wanted AND NOT j.kept),
+        coalesce(array_agg(j.turn_index) FILTER (WHERE NOT j.doomed), '{{}}'),
+        coalesce(array_agg(j.sub_step) FILTER (WHERE NOT j.doomed), '{{}}'),
+        coalesce(array_agg(j.branch) FILTER (WHERE NOT j.doomed), '{{}}'),
+        max(j.turn_index) FILTER (WHERE j.ord = p_limit), max(j.sub_step) FILTER (WHERE j.ord = p_limit),
+        max(j.branch) FILTER (WHERE j.ord = p_limit)
+    INTO v_rows, checkpoints, prune_look_v1.bytes, held_back, v_turns, v_sub_steps, v_branches, prune_look_v1.turn_index,
+        prune_look_v1.sub_step, prune_look_v1.branch
+    FROM (
+        SELECT g.*, NOT g.kept AND NOT g.wanted AS doomed,
+            row_number() OVER (ORDER BY g.turn_index DESC, g.sub_step DESC, g.branch DESC) AS ord
+        FROM {schema}.prune_judged(
+            p_conversation, p_keep, {schema}.clock() - p_older_than, p_turn, p_sub_step, p_branch, p_limit) AS g
+    ) AS j
+    WHERE j.ord <= p_limit;
+    IF v_rows = p_limit THEN
+        outcome := 'more';
+    END IF;
+    SELECT coalesce(array_agg(n ORDER BY r.branch, r.ord, k), '{{}}') INTO held
+    FROM (
+        SELECT h.branch, g.ord, lower(g.positions) AS start, upper(g.positions) AS stop
+        FROM (
+            SELECT s.branch, range_agg(int4range(s.start, s.stop)) AS positions
+            FROM unnest(v_turns, v_sub_steps, v_branches) AS d (t, s, b)
+            JOIN {schema}.checkpoint AS c ON c.conversation_id = p_conversation AND c.turn_index = d.t AND c.sub_step = d.s
+                AND c.branch = d.b
+            CROSS JOIN LATERAL {schema}.spans_of(c.spans) AS s
+            GROUP BY s.branch
+        ) AS h
+        CROSS JOIN LATERAL unnest(h.positions) WITH ORDINALITY AS g (positions, ord)
+    ) AS r
+    CROSS JOIN LATERAL unnest(ARRAY[r.branch, r.start, r.stop]) WITH ORDINALITY AS one (n, k);
 END $$;

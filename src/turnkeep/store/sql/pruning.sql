@@ -11,9 +11,20 @@ SELECT messages, bytes, more, branch, position
 FROM {schema}.prune_messages_v1(%(conversation)s, %(limit)s, %(branch)s, %(position)s)
 
 -- name: prune_look
--- What pruning a conversation would remove.
-SELECT outcome, checkpoints, messages, bytes, held_back
-FROM {schema}.prune_look_v1(%(conversation)s, %(keep)s, %(older_than)s)
+-- What pruning would remove of a conversation's checkpoints below a place, and what messages the others hold.
+SELECT outcome, checkpoints, bytes, held_back, held, turn_index, sub_step, branch
+FROM {schema}.prune_look_v1(%(conversation)s, %(keep)s, %(older_than)s, %(limit)s, %(turn)s, %(sub_step)s, %(branch)s)
+
+-- name: positions
+-- How many messages each branch has ever had of its own.
+SELECT b.branch, b.next_position FROM {schema}.branch AS b WHERE b.conversation_id = %(conversation)s ORDER BY b.branch
+
+-- name: sizes
+-- How many messages there are in ranges of positions, and their bytes.
+SELECT pg_catalog.count(*), coalesce(pg_catalog.sum(m.size), 0)::pg_catalog.int8
+FROM {schema}.spans_of(%(ranges)s::pg_catalog.int4[]) AS s
+JOIN {schema}.message AS m ON m.conversation_id = %(conversation)s AND m.branch = s.branch
+    AND m.position >= s.start AND m.position < s.stop
 
 -- name: prunable
 -- Conversations that hold checkpoints of that age, by id.
