@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from turnkeep.errors import InvalidInputError
 
-__all__ = ["Patterns", "Redact", "secrets"]
+__all__ = ["Patterns", "Redact", "default", "secrets"]
 
 Redact = Callable[[Any], Any]
 """A hook: gets a JSON value of its own and gives the one to be stored."""
@@ -132,3 +132,7 @@ def secrets(*patterns: str | re.Pattern[str], keys: Sequence[str] = ()) -> Patte
 
 def _plain(key: str) -> str:
     return key.lower().replace("-", "").replace("_", "")
+
+
+default: Final = secrets()
+"""The hook that `secrets()` gives, by a name for the command line: `--redact turnkeep.redaction:default`."""

@@ -1,4 +1,4 @@
-"""Kill -9 around and inside every statement of pruning and expiry: what stays is whole, and the next run does the rest."""
+"""Kill -9 around and inside every statement of pruning and expiry: what stays is whole, the next run does the rest."""
 
 from __future__ import annotations
 
@@ -44,12 +44,17 @@ def life(dsn: str, what: str, kill_at: int, moment: str) -> None:
 
     async def run() -> None:
         async with turnkeep.open(dsn) as store:
-            if what == "prune":
-                await store.prune_all(keep="heads", older_than=30 * DAY)
-            else:
-                await store.expire()
+            await do(store, what)
 
     asyncio.run(run())
+
+
+async def do(store: AsyncStore, what: str) -> None:
+    """Prune or expire all there is."""
+    if what == "prune":
+        await store.prune_all(keep="heads", older_than=30 * DAY)
+    else:
+        await store.expire()
 
 
 def lived(dsn: str, what: str, kill_at: int = 0, moment: str = "") -> int | None:
@@ -110,7 +115,7 @@ async def test_killed_around_any_statement_the_next_run_does_the_rest(
         assert code in (0, -signal.SIGKILL)
         between = await contents(store)
         assert between == {place: before[place] for place in between}
-        assert lived(dsn, what) == 0
+        await do(store, what)
         after = await contents(store)
         assert after == {place: before[place] for place in after}
         counts = {name: count for name, count in observer.counts().items() if count and name != "migration"}
@@ -153,7 +158,7 @@ async def test_killed_in_the_middle_of_a_statement_nothing_of_it_stands(
         assert await contents(store) == before
     between = await contents(store)
     assert between == {place: before[place] for place in between}
-    assert lived(dsn, what) == 0
+    await do(store, what)
     after = await contents(store)
     assert after == {place: before[place] for place in after}
     assert len(after) == (0 if what == "expire" else 12)
