@@ -58,7 +58,7 @@ KEYWORDS: Mapping[str, Mapping[str, str]] = {
         "that runs, "
         "holds one; the last is kept for the store's own calls.",
         "timeout": "Seconds after which any call gives up, tries included.",
-        "redact": "What gives each value as it is to be stored: see [redaction](../how-to/redaction.md).",
+        "redact": "What gives each value as it is to be stored: see [redaction](../how-to/redact.md).",
     },
     "migrate": {
         "conninfo": "A DSN.",

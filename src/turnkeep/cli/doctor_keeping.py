@@ -52,7 +52,9 @@ def documents_findings(found: Letters, vectors: Vectors, schema: str) -> Iterato
     """Judge whether search knows of what was said."""
     if found.dead:
         reasons = some([printable(reason) for reason in found.reasons])
-        remedy = "Mend what is named, then run `turnkeep embed --retry`: search by meaning does not know these turns."
+        remedy = (
+            "Mend what is named, then run `turnkeep embed --retry-failed`: search by meaning does not know these turns."
+        )
         yield Finding("documents", "warn", f"{_counted(found.dead)} given up: {reasons}", remedy)
     late = found.oldest_due is not None and found.now - found.oldest_due > _LATE
     if found.oldest_due is not None and late:
@@ -64,7 +66,7 @@ def documents_findings(found: Letters, vectors: Vectors, schema: str) -> Iterato
         text = (
             f"{_counted(vectors.vectors)} with a vector, and no index to find them by: a search compares each of them"
         )
-        remedy = "Run `turnkeep search --build-index`."
+        remedy = "Run `turnkeep embed`, which builds one beside the writers."
         yield Finding("indexes", "warn", text, remedy)
 
 

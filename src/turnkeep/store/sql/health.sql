@@ -87,7 +87,7 @@ FROM (SELECT {schema}.clock() AS now OFFSET 0) AS t
 -- name: vectors
 -- Documents that have a vector, up to a number of them, and how many indexes there are to find them by.
 SELECT (SELECT pg_catalog.count(*) FROM (
-        SELECT FROM {schema}.document AS d WHERE d.text IS NOT NULL AND d.model IS NOT NULL LIMIT %(most)s) AS v
+        SELECT FROM {schema}.document AS d WHERE d.text <> '' AND d.error IS NULL AND d.model IS NOT NULL LIMIT %(most)s) AS v
     )::pg_catalog.int4 AS vectors,
     (SELECT pg_catalog.count(*) FROM pg_catalog.pg_class AS i
      JOIN pg_catalog.pg_namespace AS n ON n.oid = i.relnamespace
