@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import statistics
+import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from turnkeep.cli.metrics import check_installed
+from turnkeep.errors import ConfigurationError
 from turnkeep.store._save_times import SaveTimes
 from turnkeep.store._stats import DocumentLag, Number, Stats, rates
 
@@ -72,3 +76,9 @@ def test_nothing_is_counted_over_a_restart_or_what_set_the_numbers_back() -> Non
     quiet = rates(LOOK, replace(LATER, save_times=LOOK.save_times))
     assert quiet is not None
     assert quiet.save_mean_ms is None
+
+
+def test_what_serves_prometheus_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(ConfigurationError, match=r"turnkeep\[metrics\]"):
+        check_installed()
