@@ -156,12 +156,18 @@ def populate(dsn: str, population: Population, schema: str = "turnkeep") -> None
         connection.execute("VACUUM (ANALYZE)")
 
 
-def _paragraphs() -> list[str]:
-    """Some texts, whose words are as unevenly frequent as in a language."""
+def words() -> list[str]:
+    """The words of the texts, the most frequent first: they are as unevenly frequent as those of a language."""
     rng = random.Random(7)
-    words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(3, 10))) for _ in range(_WORDS)]
+    return ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(3, 10))) for _ in range(_WORDS)]
+
+
+def _paragraphs() -> list[str]:
+    """Some texts."""
+    rng = random.Random(8)
+    every = words()
     weights = [1 / rank for rank in range(1, _WORDS + 1)]
-    return [" ".join(rng.choices(words, weights, k=rng.randint(20, 90))) for _ in range(_PARAGRAPHS)]
+    return [" ".join(rng.choices(every, weights, k=rng.randint(20, 90))) for _ in range(_PARAGRAPHS)]
 
 
 def _vector(connection: psycopg.Connection[tuple[object, ...]], schema: str) -> dict[str, sql.Composable]:

@@ -21,6 +21,7 @@ import psycopg
 
 import turnkeep
 from bench.population import MESSAGES, Population, populate
+from bench.population import words as vocabulary
 from turnkeep.embedded import EmbeddedPostgres
 
 COMMAND = str(Path(sys.executable).with_name("turnkeep"))
@@ -47,7 +48,8 @@ class Measured:
 
 
 # What is measured, in the words of the command line; those that this release does not have are left out. ONE is a
-# conversation. Behind each: whether it may read a large table from end to end, because that is what it is asked for.
+# conversation, COMMON a word that is in most texts, RARE one that is in few. Behind each: whether it may read a large
+# table from end to end, because that is what it is asked for.
 COMMANDS: tuple[tuple[str, bool], ...] = (
     ("ls", False),
     ("ls --agent agent-7", False),
@@ -58,7 +60,9 @@ COMMANDS: tuple[tuple[str, bool], ...] = (
     ("stats", False),
     ("doctor", False),
     ("doctor --deep", True),
-    ("search customer --limit 10", False),
+    ("search COMMON --limit 10", False),
+    ("search RARE --limit 10", False),
+    ("search RARE --agent agent-7 --limit 10", False),
     ("prune --keep last-per-turn --older-than 30d --dry-run", True),
     ("archive --ended-before 30d --dry-run", False),
     ("export ONE", False),
@@ -132,8 +136,9 @@ def measured(dsn: str, logs: Path, commands: Sequence[tuple[str, bool]] = COMMAN
     """Run each command that there is, and measure it; then once more for its plans, if it is to read few rows."""
     with psycopg.connect(dsn) as connection:
         ((one,),) = connection.execute("SELECT conversation_id FROM turnkeep.conversation LIMIT 1 OFFSET 77").fetchall()
+    named = {"ONE": str(one), "COMMON": vocabulary()[2], "RARE": vocabulary()[2_500]}
     for text, reads_all in commands:
-        words = [str(one) if word == "ONE" else word for word in text.split()]
+        words = [named.get(word, word) for word in text.split()]
         if subprocess.run([COMMAND, words[0], "--help"], capture_output=True, check=False).returncode:
             continue
         found = run(text, words, dsn)
