@@ -90,7 +90,9 @@ FROM (SELECT {schema}.clock() AS now OFFSET 0) AS t
 SELECT d.to_fill, d.to_embed, d.oldest_due, (SELECT pg_catalog.count(*) FROM (
     SELECT FROM {schema}.document AS l WHERE l.next_try_at IS NULL AND l.error IS NOT NULL LIMIT %(most)s) AS dead)
 FROM (
-    SELECT pg_catalog.count(*) AS number, pg_catalog.min(w.next_try_at) FILTER (WHERE w.next_try_at <= {schema}.clock()) AS oldest_due
+    SELECT pg_catalog.count(*) FILTER (WHERE w.text IS NULL) AS to_fill,
+        pg_catalog.count(*) FILTER (WHERE w.text IS NOT NULL) AS to_embed,
+        pg_catalog.min(w.next_try_at) FILTER (WHERE w.next_try_at <= {schema}.clock()) AS oldest_due
     FROM (
         (SELECT f.next_try_at, f.text FROM {schema}.document AS f WHERE f.text IS NULL AND f.next_try_at IS NOT NULL
         ORDER BY f.next_try_at LIMIT %(most)s)
