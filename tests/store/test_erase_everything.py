@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 from datetime import timedelta
@@ -12,7 +13,7 @@ import pytest
 from psycopg import sql
 
 import turnkeep
-from tests.observing import Observer, branches_held, conversation_held, in_order
+from tests.observing import Observer, branches_held, conversation_held, gate, in_order, table_held
 from tests.store.plain_sql import PSQL
 from turnkeep import AsyncStore, Erased, NotFoundError
 from turnkeep.store._migrate import migrate
@@ -174,6 +175,45 @@ async def test_whoever_archives_or_unarchives_meanwhile_leaves_nothing(
     assert isinstance(done, NotFoundError) or not erase_first, done
     assert found(dsn) == {}
     assert not any(observer.counts()[table] for table in ("conversation", "branch", "message", "archive", "document"))
+
+
+def erased_by_another(dsn: str) -> Erased:
+    with turnkeep.open_sync(dsn) as store:
+        return store.erase(CANARY)
+
+
+async def test_documents_that_are_being_written_go_too(dsn: str, store: AsyncStore, observer: Observer) -> None:
+    from turnkeep.search import fill_documents
+
+    branch = await store.conversation(CANARY)
+    await branch.begin_turn({"role": "user", "content": f"{CANARY} sings. " * 2000})  # of several chunks
+    await branch.save([SAID], final=True)
+    with gate(dsn, "turnkeep.document", "INSERT"):
+        filling = asyncio.create_task(fill_documents(store, 10))
+        await observer.see_waiting(1)
+        erasing = asyncio.create_task(asyncio.to_thread(erased_by_another, dsn))
+        await observer.see_waiting(2)
+    await filling
+    assert (await erasing).conversations == 1
+    assert found(dsn) == {}
+
+
+async def test_what_is_made_of_a_conversation_that_has_been_erased_is_not_written(
+    dsn: str, store: AsyncStore, observer: Observer
+) -> None:
+    from turnkeep.search import fill_documents
+
+    branch = await store.conversation(CANARY)
+    await branch.begin_turn(SAID)
+    await branch.save([SAID], final=True)
+    with table_held(dsn, "turnkeep.message", "ACCESS EXCLUSIVE"):  # claimed, and about to read the turn
+        filling = asyncio.create_task(fill_documents(store, 10))
+        await observer.see_waiting(1)
+        erasing = asyncio.create_task(store.erase(CANARY))
+        await observer.see_waiting(2)
+    await filling
+    assert (await erasing).conversations == 1
+    assert found(dsn) == {}
 
 
 def test_what_the_planner_has_kept_goes_when_the_schema_is_brought_up_to_date(dsn: str) -> None:
