@@ -138,7 +138,7 @@ BEGIN
         ('agent_checkpoints', 'conversation_id', 'Of the conversation.'),
         ('agent_checkpoints', 'turn_index', 'The turn, from 0.'),
         ('agent_checkpoints', 'agent_id', 'Who wrote it.'),
-        ('agent_checkpoints', 'parent_turn_id', 'The id of the checkpoint it extends.'),
+        ('agent_checkpoints', 'parent_turn_id', 'The id of the checkpoint it extends; null where that has been pruned.'),
         ('agent_checkpoints', 'created_at', 'When; rises along a branch.'),
         ('agent_checkpoints', 'messages', 'All messages up to here, an array.'),
         ('agent_checkpoints', 'tool_calls', 'The calls saved with it, an array.'),
