@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
 import turnkeep
 from tests.store.searching import say
@@ -169,6 +171,23 @@ async def test_an_archived_conversation_is_found_and_said_to_be_archived(store: 
         connection.execute("UPDATE turnkeep.conversation SET archived_at = now()")
     (hit,) = (await Search(store).search("needle", conversation="c")).hits
     assert hit.archived
+
+
+async def test_who_may_only_read_finds_what_is_indexed_and_hears_of_the_rest(store: AsyncStore, dsn: str) -> None:
+    await say(await store.conversation("a"), "needle")
+    assert (await Search(store).search("needle")).hits
+    await say(await store.conversation("b"), "needle")
+    role = sql.Identifier(f"reader_{uuid.uuid4().hex[:8]}")
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE ROLE {} LOGIN").format(role))
+        connection.execute(sql.SQL("GRANT USAGE ON SCHEMA turnkeep TO {}").format(role))
+        connection.execute(sql.SQL("GRANT SELECT ON ALL TABLES IN SCHEMA turnkeep TO {}").format(role))
+        async with turnkeep.open(make_conninfo(dsn, user=role.as_string(None).strip('"'))) as reading:
+            result = await Search(reading).search("needle")
+        connection.execute(sql.SQL("DROP OWNED BY {}").format(role))
+        connection.execute(sql.SQL("DROP ROLE {}").format(role))
+    assert turns(result) == [("a", 0, 0)]
+    assert result.not_indexed.text == 1
 
 
 async def test_what_cannot_be_asked_is_refused_before_anything_happens(store: AsyncStore) -> None:
