@@ -14,7 +14,15 @@ from tests.observing import Observer, until
 from tests.store.searching import Known, crowd
 from turnkeep import AsyncStore
 from turnkeep.search import Search, build_index, drop_unused_indexes, keep_index
-from turnkeep.store._search_statements import Ground, fitting, index_name, index_needed, statement
+from turnkeep.store._search_statements import (
+    Ground,
+    fitting,
+    index_name,
+    index_needed,
+    index_pieces,
+    plain_statement,
+    statement,
+)
 from turnkeep.store._searching import Scope
 
 pytestmark = pytest.mark.pgvector
@@ -152,6 +160,23 @@ async def test_an_index_that_a_dead_builder_has_left_is_made_anew(
     assert valid(observer, "a model") == [False]
     assert await build_index(store, "a model")
     assert valid(observer, "a model") == [True]
+
+
+async def test_an_index_that_a_server_still_makes_for_a_dead_process_is_left_alone(
+    store: AsyncStore, dsn: str, observer: Observer
+) -> None:
+    crowd(dsn, "x", 10, near=1.0, dimensions=768)
+    create = plain_statement("create_index", "turnkeep", **index_pieces("a model", Ground(768, "public", True)))
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as orphan:
+        with psycopg.connect(dsn) as older:
+            older.execute("UPDATE turnkeep.document SET tries = tries")
+            making = asyncio.create_task(orphan.execute(create))
+            await until(lambda: valid(observer, "a model") == [False], "the index half made")
+            assert not await build_index(store, "a model")
+            older.rollback()
+        await making
+    assert valid(observer, "a model") == [True]
+    assert await build_index(store, "a model")
 
 
 async def test_who_gives_up_waiting_leaves_nothing_that_is_used(
