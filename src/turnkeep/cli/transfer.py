@@ -213,10 +213,14 @@ def _written(output: str) -> Iterator[BinaryIO]:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
-    path = Path(output)
+    path = Path(output).resolve()  # a link stays one
+    opener = cast("Any", _ENDINGS.get(Path(output).suffix, open))
+    if path.exists() and not path.is_file():  # a device or a pipe is written to, and never replaced
+        with _to_device(output, opener) as file:
+            yield file
+        return
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        opener = cast("Any", _ENDINGS.get(path.suffix, open))
         with opener(part, "wb") as file:
             yield file
         part.replace(path)
@@ -225,6 +229,15 @@ def _written(output: str) -> Iterator[BinaryIO]:
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+@contextmanager
+def _to_device(output: str, opener: Any) -> Iterator[BinaryIO]:
+    try:
+        with opener(output, "wb") as file:
+            yield file
+    except OSError as error:
+        raise InvalidInputError(f"--output: {output} can't be written: {error.strerror or error}") from error
 
 
 @contextmanager
