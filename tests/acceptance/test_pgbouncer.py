@@ -19,6 +19,7 @@ from tests.acceptance.embedded_users import own_postgres
 from tests.acceptance.load import Load
 from tests.acceptance.pgbouncer import PgBouncer
 from tests.observing import Observer, branches_held, end_of, table_held
+from tests.store.whole_rows import exported, imported, rich, rows
 from turnkeep.embedded import EmbeddedPostgres
 from turnkeep.store import status
 
@@ -214,3 +215,20 @@ async def test_a_server_lost_below_the_pooler_in_the_middle_of_writes_costs_noth
                     assert own_server.postmaster_pid() != before
                     await load.progress()
             load.check(direct)
+
+
+async def test_conversations_are_archived_and_carried_over_behind_a_pooler(dsn: str, bouncer: PgBouncer) -> None:
+    async with clients(bouncer, 2) as (one, other):
+        for name in ("a", "b"):
+            await rich(one, name)
+        before = rows(dsn, exact=True)
+        await asyncio.gather(one.archive("a"), other.archive("b"))
+        await asyncio.gather(one.unarchive("b"), other.unarchive("a"))
+        after = rows(dsn, exact=True)
+        del before["document"], after["document"]  # asked to be filled again
+        assert after == before
+        data = await exported(one)
+        await one.erase("a")
+        done = await imported(other, data)
+        assert (done.conversations, done.there) == (1, 1)
+        check_no_session_state(bouncer)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import turnkeep
 from tests.observing import Observer
+from tests.store import model_archiving  # noqa: F401 - makes its moves known
 from tests.store.in_threads import open_in_threads
 from tests.store.model_checks import check
 from tests.store.model_moves import MOVES, World

@@ -20,9 +20,12 @@ from turnkeep.store import _arguments, _details
 from turnkeep.store._archived import Archived
 from turnkeep.store._async_content import AsyncContent, in_transaction
 from turnkeep.store._async_opened import AsyncOpened, Id, no_conversation
+from turnkeep.store._async_waiting import in_thread
 from turnkeep.store._payload import Packer
 from turnkeep.store._statements import statements
 from turnkeep.transfer import CONVERSATION, Content, Kind, Record, Writer
+
+_AT_ONCE = 256 * 1024  # bytes of lines that are packed together, beside the loop
 
 
 class AsyncArchive(AsyncOpened):
@@ -150,12 +153,15 @@ async def pack(content: AsyncContent, archived_at: object = None) -> None:
     header = await content.header()
     if header is None:
         raise CorruptionError(f"conversation {content.conversation} has branches, and is missing itself")
-    packer.add(writer.row(CONVERSATION, header))
+    lines, size = [writer.row(CONVERSATION, header)], 0
     async for kind, record in content.rows(documents=False):
-        packer.add(writer.row(kind, record))
-    packer.add(writer.end())
-    packer.add(writer.end_of_file())
-    payload = packer.payload()
+        lines.append(writer.row(kind, record))
+        size += len(lines[-1])
+        if size > _AT_ONCE:
+            await in_thread(packer.add, b"".join(lines))
+            lines, size = [], 0
+    await in_thread(packer.add, b"".join([*lines, writer.end(), writer.end_of_file()]))
+    payload = await in_thread(packer.payload)
     await content.move(
         {
             "format": transfer.FORMAT,

@@ -15,7 +15,7 @@ MAX_PAYLOAD_BYTES: Final = 1_000_000_000
 """Postgres holds less than 1 GiB in a value, and none is sent that comes near it."""
 
 # What there is of the first bytes is packed as well as can be; a huge rest in a quarter of the time.
-_WELL: Final = 16 * 1024 * 1024
+_WELL: Final = 8 * 1024 * 1024
 _PRESETS: Final = (6, 1)
 
 
@@ -30,14 +30,14 @@ class Packer:
         self._fast = False
         self.raw_bytes = 0
 
-    def add(self, line: bytes) -> None:
-        """Take in a line. Raises `TransferError` where it becomes too large for a row."""
+    def add(self, lines: bytes) -> None:
+        """Take in lines. Raises `TransferError` where it becomes too large for a row."""
         if self.raw_bytes > _WELL and not self._fast:
             self._fast = True
             self._keep(self._xz.flush())
             self._xz = _compressor(_PRESETS[1])  # a further stream of the same file
-        self.raw_bytes += len(line)
-        self._keep(self._xz.compress(line))
+        self.raw_bytes += len(lines)
+        self._keep(self._xz.compress(lines))
 
     def payload(self) -> bytes:
         """All of it."""

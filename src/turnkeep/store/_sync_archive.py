@@ -23,7 +23,10 @@ from turnkeep.store._payload import Packer
 from turnkeep.store._statements import statements
 from turnkeep.store._sync_content import ConversationContent, in_transaction
 from turnkeep.store._sync_opened import Id, Opened, no_conversation
+from turnkeep.store._sync_waiting import in_thread
 from turnkeep.transfer import CONVERSATION, Content, Kind, Record, Writer
+
+_AT_ONCE = 256 * 1024  # bytes of lines that are packed together, beside the loop
 
 
 class Archive(Opened):
@@ -151,12 +154,15 @@ def pack(content: ConversationContent, archived_at: object = None) -> None:
     header = content.header()
     if header is None:
         raise CorruptionError(f"conversation {content.conversation} has branches, and is missing itself")
-    packer.add(writer.row(CONVERSATION, header))
+    lines, size = [writer.row(CONVERSATION, header)], 0
     for kind, record in content.rows(documents=False):
-        packer.add(writer.row(kind, record))
-    packer.add(writer.end())
-    packer.add(writer.end_of_file())
-    payload = packer.payload()
+        lines.append(writer.row(kind, record))
+        size += len(lines[-1])
+        if size > _AT_ONCE:
+            in_thread(packer.add, b"".join(lines))
+            lines, size = [], 0
+    in_thread(packer.add, b"".join([*lines, writer.end(), writer.end_of_file()]))
+    payload = in_thread(packer.payload)
     content.move(
         {
             "format": transfer.FORMAT,
