@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -33,6 +34,7 @@ EXPLAINED = {
     "auto_explain.log_min_duration": "0",
     "auto_explain.log_nested_statements": "on",
 }
+_PATIENCE = 60.0  # seconds that the server may take to write a plan down
 _SCAN = re.compile(rf"Seq Scan on (?:\w+\.)?({'|'.join(LARGE)})\b")
 
 
@@ -143,12 +145,12 @@ def measured(dsn: str, logs: Path, commands: Sequence[tuple[str, bool]] = COMMAN
             continue
         found = run(text, words, dsn)
         if not reads_all:
-            with explained(dsn), plans(logs) as scanned:
+            with explained(dsn), plans(dsn, logs) as scanned:
                 run(text, words, dsn)
                 found = replace(found, scanned=scanned())
         yield found
     found = scrape(dsn)
-    with explained(dsn), plans(logs) as scanned:
+    with explained(dsn), plans(dsn, logs) as scanned:
         scrape(dsn)
         yield replace(found, scanned=scanned())
 
@@ -183,17 +185,26 @@ def scrape(dsn: str) -> Measured:
 
 
 @contextmanager
-def plans(logs: Path) -> Iterator[Callable[[], tuple[str, ...]]]:
+def plans(dsn: str, logs: Path) -> Iterator[Callable[[], tuple[str, ...]]]:
     """Give what tells, from the logs of what happens meanwhile, which large tables were read from end to end."""
     before = {log: log.stat().st_size for log in logs.glob("*.log")}
 
-    def scanned() -> tuple[str, ...]:
+    def written() -> str:
         text = ""
         for log in sorted(logs.glob("*.log")):
             with log.open(errors="replace") as file:
                 file.seek(before.get(log, 0))
                 text += file.read()
-        assert "Query Text: " in text, "the server writes no plans"
+        return text
+
+    def scanned() -> tuple[str, ...]:
+        last = uuid.uuid4().hex  # what is asked last is written last
+        with psycopg.connect(dsn) as connection:
+            connection.execute(f"SELECT '{last}'".encode())
+        deadline = time.monotonic() + _PATIENCE
+        while last not in (text := written()):
+            assert time.monotonic() < deadline, "the server writes no plans"
+            time.sleep(0.02)
         return tuple(sorted(set(_SCAN.findall(text))))
 
     yield scanned

@@ -57,10 +57,10 @@ def test_no_command_reads_a_large_table_from_end_to_end(full: Cluster, monkeypat
 
 
 async def test_a_table_that_is_read_from_end_to_end_is_noticed(full: Cluster) -> None:
-    with explained(full.conninfo), plans(logs(full)) as scanned:
+    with explained(full.conninfo), plans(full.conninfo, logs(full)) as scanned:
         full.rows("SELECT count(*) FROM turnkeep.message WHERE body::text LIKE '%nowhere%'")
         assert scanned() == ("message",)
-    with explained(full.conninfo), plans(logs(full)) as scanned:
+    with explained(full.conninfo), plans(full.conninfo, logs(full)) as scanned:
         async with turnkeep.open(full.conninfo) as store:
             await store.restore("ticket-10")
         assert scanned() == ()
