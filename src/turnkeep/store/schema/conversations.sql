@@ -204,13 +204,11 @@ BEGIN
         GET DIAGNOSTICS v_rows = ROW_COUNT;
         requests := requests + v_rows;
         DELETE FROM {schema}.document AS d WHERE d.conversation_id = ANY (v_ids);
-        WITH gone AS (
-            DELETE FROM {schema}.archive AS a WHERE a.conversation_id = ANY (v_ids)
-            RETURNING a.branches, a.checkpoints, a.messages, a.requests
-        )
-        SELECT erase_v1.branches + coalesce(sum(g.branches), 0), erase_v1.checkpoints + coalesce(sum(g.checkpoints), 0),
-            erase_v1.messages + coalesce(sum(g.messages), 0), erase_v1.requests + coalesce(sum(g.requests), 0)
-        INTO erase_v1.branches, erase_v1.checkpoints, erase_v1.messages, erase_v1.requests FROM gone AS g;
+        -- Counted here, removed with its conversation: an unarchiving holds that row, and takes the archive's after it.
+        SELECT erase_v1.branches + coalesce(sum(a.branches), 0), erase_v1.checkpoints + coalesce(sum(a.checkpoints), 0),
+            erase_v1.messages + coalesce(sum(a.messages), 0), erase_v1.requests + coalesce(sum(a.requests), 0)
+        INTO erase_v1.branches, erase_v1.checkpoints, erase_v1.messages, erase_v1.requests
+        FROM {schema}.archive AS a WHERE a.conversation_id = ANY (v_ids);
         DELETE FROM {schema}.conversation AS v WHERE v.conversation_id = ANY (v_ids);
         GET DIAGNOSTICS v_rows = ROW_COUNT;
         conversations := conversations + v_rows;
