@@ -10,12 +10,12 @@ from uuid import UUID
 
 import typer
 
+from turnkeep.cli.ages import age
 from turnkeep.cli.completion import complete
 from turnkeep.cli.database import opened
 from turnkeep.cli.failures import Exit
 from turnkeep.cli.options import Options, conversation_command
 from turnkeep.cli.progress import bar
-from turnkeep.cli.prune import age
 from turnkeep.cli.reference import CONVERSATION, find_only
 from turnkeep.cli.text import count, size
 from turnkeep.errors import ConflictError, InvalidInputError, LeaseError, NotFoundError

@@ -11,11 +11,11 @@ from uuid import UUID
 
 import typer
 
+from turnkeep.cli.ages import lasting, time_to_live
 from turnkeep.cli.completion import complete
 from turnkeep.cli.database import opened
 from turnkeep.cli.options import Options, conversation_command
 from turnkeep.cli.output import json_text
-from turnkeep.cli.prune import lasting, time_to_live
 from turnkeep.cli.reference import CONVERSATION, find_only
 from turnkeep.cli.text import one_line
 from turnkeep.errors import ConflictError, InvalidInputError

@@ -12,7 +12,7 @@ import typer
 
 from turnkeep.cli.database import opened, place_of
 from turnkeep.cli.failures import Exit
-from turnkeep.cli.options import Options, check_seconds, command
+from turnkeep.cli.options import EmbeddingsOption, ModelOption, Options, check_seconds, command
 from turnkeep.cli.serving import Log, Stop
 from turnkeep.cli.text import count
 from turnkeep.errors import PermissionDeniedError, TurnkeepError
@@ -30,18 +30,8 @@ def embed(
     options: Options,
     once: Annotated[bool, typer.Option("--once", help="End when nothing is left to do.")] = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try again what was given up, first.")] = False,
-    embeddings: Annotated[
-        str | None,
-        typer.Option(
-            "--embeddings",
-            metavar="WHERE",
-            help="What makes embeddings: local, a server's address with its /v1, or none; else TURNKEEP_EMBEDDINGS.",
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option("--model", metavar="NAME", help="The server's model; else TURNKEEP_EMBEDDINGS_MODEL."),
-    ] = None,
+    embeddings: EmbeddingsOption = None,
+    model: ModelOption = None,
     include: Annotated[
         str | None,
         typer.Option(

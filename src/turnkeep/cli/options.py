@@ -72,6 +72,18 @@ RedactOption = Annotated[
         help="Store what this function makes of each value, as module:attribute, such as app:redact.",
     ),
 ]
+EmbeddingsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--embeddings",
+        metavar="WHERE",
+        help="What makes embeddings: local, a server's address with its /v1, or none; else TURNKEEP_EMBEDDINGS.",
+    ),
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option("--model", metavar="NAME", help="The server's model; else TURNKEEP_EMBEDDINGS_MODEL."),
+]
 
 _SHARED: dict[str, tuple[Any, Any]] = {
     "dsn": (DsnOption, None),

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from turnkeep.cli.options import Options
 from turnkeep.cli.text import size
 
-Tell = Callable[[int, int], None]
-"""Is told how much is done, and how many bytes that was."""
+
+class Tell(Protocol):
+    """Is told how much is done, how many bytes that was, and of how much, where that shows only then."""
+
+    def __call__(self, done: int, number: int, total: int | None = None) -> None: ...
 
 
 @contextmanager
@@ -20,12 +24,13 @@ def bar(options: Options, what: str, total: int | None) -> Iterator[Tell]:
 
     console = Console(stderr=True, no_color=options.no_color, highlight=False)
     shown = console.is_terminal and not options.quiet and not options.json
-    counts = (MofNCompleteColumn(), TimeRemainingColumn()) if total is not None else (TextColumn("{task.completed:,}"),)
-    columns = (TextColumn(what), BarColumn(), *counts, TextColumn("{task.fields[bytes]}"))
-    with Progress(*columns, console=console, disable=not shown, transient=True) as progress:
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(
+        *columns, TextColumn("{task.fields[bytes]}"), console=console, disable=not shown, transient=True
+    ) as progress:
         task = progress.add_task(what, total=total, bytes="")
 
-        def tell(done: int, number: int) -> None:
-            progress.update(task, completed=done, bytes=size(number))
+        def tell(done: int, number: int, total: int | None = None) -> None:
+            progress.update(task, completed=done, bytes=size(number), total=total)
 
         yield tell

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import timedelta
 from enum import StrEnum
@@ -13,23 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from turnkeep.cli.ages import age, lasting, time_to_live
 from turnkeep.cli.completion import complete
 from turnkeep.cli.database import opened
 from turnkeep.cli.erase import counts as erased_counts
 from turnkeep.cli.failures import Exit
 from turnkeep.cli.options import Options, command, conversation_command
 from turnkeep.cli.output import Column
+from turnkeep.cli.progress import bar
 from turnkeep.cli.reference import CONVERSATION, find_only
-from turnkeep.cli.text import count, duration, one_line, size
+from turnkeep.cli.text import count, one_line, size
 from turnkeep.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from turnkeep.model import Expired, Pruned
-    from turnkeep.store._async_prune import Progress
-
-_AGE = re.compile(r"(\d+(?:\.\d+)?)(min|h|d|w)")
-_UNITS = {"min": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
-_LONGEST = timedelta(days=365_000)
 
 
 class Keep(StrEnum):
@@ -147,62 +141,21 @@ async def _retention(options: Options, agent: str | None, ttl: str | None) -> di
     return {**found} if agent is None else {agent: found.get(agent)}
 
 
-def time_to_live(option: str, text: str) -> timedelta | None:
-    """A length of time such as 30d, or `none`."""
-    return None if text == "none" else age(option, text)
-
-
-def lasting(kept: timedelta | None) -> str:
-    """A time to live in words."""
-    if kept is None:
-        return "for ever"
-    exact = kept.total_seconds() % 3600 == 0
-    return duration(kept) if exact else str(kept)
-
-
 async def _run(options: Options, references: list[str], agent: str | None, wanted: dict[str, Any]) -> Pruned:
     from turnkeep.model import Pruned
 
     async with opened(options) as store:
         found = [await find_only(store, reference) for reference in references]
-        with bar(options, "pruning") as progress:
+        with bar(options, "pruning", len(found) or None) as tell:
             if not found:
-                return await store.prune_all(**wanted, agent_id=agent, progress=progress)
+                return await store.prune_all(
+                    **wanted, agent_id=agent, progress=lambda done, all_, pruned: tell(done, pruned.bytes, all_)
+                )
             total = Pruned()
             for done, conversation in enumerate(dict.fromkeys(found), 1):
                 total += await store.prune(conversation, **wanted)
-                progress(done, len(found), total)
+                tell(done, total.bytes)
             return total
-
-
-@contextmanager
-def bar(options: Options, what: str) -> Iterator[Progress]:
-    """A bar on stderr where that is a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True, no_color=options.no_color, highlight=False)
-    shown = console.is_terminal and not options.quiet and not options.json
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[counts]}"))
-    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not shown, transient=True) as progress:
-        task = progress.add_task(what, total=None, counts="")
-
-        def tell(done: int, all_: int, pruned: Pruned) -> None:
-            counts = f"{pruned.checkpoints:,} checkpoints, {size(pruned.bytes)}"
-            progress.update(task, completed=done, total=all_, counts=counts)
-
-        yield tell
-
-
-def age(option: str, text: str) -> timedelta:
-    """A length of time such as 30d."""
-    found = _AGE.fullmatch(text.strip())
-    if found is None:
-        raise InvalidInputError(f"{option}: {text!r} is no length of time: a number and min, h, d or w, such as 30d")
-    number, unit = float(found[1]), _UNITS[found[2]]
-    if number * unit.total_seconds() > _LONGEST.total_seconds():
-        raise InvalidInputError(f"{option}: {text!r} is longer than a thousand years")
-    return number * unit
 
 
 def _in_words(pruned: Pruned, *, dry_run: bool) -> str:

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from turnkeep.cli.ages import age, is_age
 from turnkeep.cli.completion import complete
 from turnkeep.cli.database import opened
 from turnkeep.cli.details import pairs
 from turnkeep.cli.failures import Exit
-from turnkeep.cli.options import Options, conversation_command
+from turnkeep.cli.options import EmbeddingsOption, ModelOption, Options, conversation_command
 from turnkeep.cli.output import Output
 from turnkeep.cli.reference import CONVERSATION, find, find_only
 from turnkeep.cli.text import ago, count, cut, one_line
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from turnkeep.search import Hit, SearchResult
     from turnkeep.store import AsyncStore
 
-_AGE = re.compile(r"(\d{1,6})(min|h|d|w)")
-_UNITS = {"min": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _MOST_COUNTED = 10_000
 # What a shell takes as it is, and a reference to a place does not take apart.
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+/-]*")
@@ -91,18 +90,8 @@ def search(
     limit: Annotated[
         int, typer.Option("--limit", "-n", min=1, max=1000, metavar="N", help="At most so many hits.")
     ] = 10,
-    embeddings: Annotated[
-        str | None,
-        typer.Option(
-            "--embeddings",
-            metavar="WHERE",
-            help="What makes embeddings: local, a server's address with its /v1, or none; else TURNKEEP_EMBEDDINGS.",
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option("--model", metavar="NAME", help="The server's model; else TURNKEEP_EMBEDDINGS_MODEL."),
-    ] = None,
+    embeddings: EmbeddingsOption = None,
+    model: ModelOption = None,
     index: Annotated[
         bool,
         typer.Option(
@@ -181,8 +170,8 @@ async def _within(store: AsyncStore, text: str) -> dict[str, Any]:
 
 def _moment(text: str) -> datetime | timedelta:
     """A length of time back from now, or a time of this machine's zone."""
-    if age := _AGE.fullmatch(text):
-        return timedelta(**{_UNITS[age[2]]: int(age[1])})
+    if is_age(text):
+        return age("--since", text)
     try:
         return datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError):
