@@ -144,8 +144,10 @@ async def test_dead_letters_are_named_by_their_reasons(dsn: str, store: turnkeep
     await talk(store, "c", turns=5)
     alter(
         dsn,
-        "UPDATE turnkeep.document SET next_try_at = NULL, error = '401 from the provider' WHERE turn_index < 3",
-        "UPDATE turnkeep.document SET next_try_at = NULL, error = 'too ' || chr(27) || ' long' WHERE turn_index = 3",
+        "UPDATE turnkeep.document SET next_try_at = NULL, tries = 8, error = '401 from the provider'"
+        " WHERE turn_index < 3",
+        "UPDATE turnkeep.document SET next_try_at = NULL, tries = 8, error = 'too ' || chr(27) || ' long'"
+        " WHERE turn_index = 3",
     )
     finding = (await judged(dsn))["documents"]
     assert finding.level == "warn"

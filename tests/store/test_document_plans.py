@@ -40,9 +40,10 @@ def full(dsn: str) -> psycopg.Connection[tuple[Any, ...]]:
         (ROWS // 20,),
     )
     connection.execute(
-        "INSERT INTO turnkeep.document (conversation_id, branch, turn_index, text, model, next_try_at, error)"
+        "INSERT INTO turnkeep.document (conversation_id, branch, turn_index, text, model, next_try_at, error, tries)"
         " SELECT v.conversation_id, 0, t, CASE WHEN own > 2 THEN 'some text' END, CASE WHEN own > 5 THEN 'm' END,"
-        " CASE WHEN own < 5 THEN now() END, CASE WHEN own = 5 THEN 'why' END"
+        " CASE WHEN own < 5 THEN now() END, CASE WHEN own = 5 THEN 'why' END,"
+        " CASE WHEN own = 5 THEN 8 ELSE 0 END"
         " FROM turnkeep.conversation AS v CROSS JOIN generate_series(1, 20) AS t"
         " CROSS JOIN LATERAL (SELECT (random() * 1000 + 0 * t)::int AS own) AS o"
     )

@@ -72,7 +72,7 @@ async def test_dead_letters_are_told_apart_from_what_waits(store: AsyncStore, ds
     assert (await Search(store, Known()).search("a")).not_indexed.embeddings == 1
     with psycopg.connect(dsn) as connection:
         connection.execute(
-            "UPDATE turnkeep.document SET next_try_at = NULL, error = 'poison' WHERE conversation_id = %s",
+            "UPDATE turnkeep.document SET next_try_at = NULL, error = 'poison', tries = 8 WHERE conversation_id = %s",
             (branch.conversation_id,),
         )
     missing = (await Search(store, Known()).search("a")).not_indexed

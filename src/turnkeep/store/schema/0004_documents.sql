@@ -11,9 +11,9 @@ ALTER TABLE {schema}.document
 CREATE INDEX IF NOT EXISTS document_to_fill ON {schema}.document (next_try_at) WHERE text IS NULL;
 CREATE INDEX IF NOT EXISTS document_to_embed ON {schema}.document (next_try_at)
     WHERE text IS NOT NULL AND next_try_at IS NOT NULL;
--- The whole key of a turn, so that dead letters are found by it alone: the planner does not know how few have an error.
+-- The whole key of a turn, so that dead letters are found by it alone; tries tells the planner how few they are.
 CREATE INDEX IF NOT EXISTS document_dead ON {schema}.document (conversation_id, branch, turn_index)
-    WHERE next_try_at IS NULL AND error IS NOT NULL;
+    WHERE next_try_at IS NULL AND error IS NOT NULL AND tries > 0;
 CREATE INDEX IF NOT EXISTS document_words ON {schema}.document USING gin (tsv) WHERE tsv IS NOT NULL;
 CREATE INDEX IF NOT EXISTS document_newest ON {schema}.document (created_at DESC) WHERE tsv IS NOT NULL;
 CREATE INDEX IF NOT EXISTS document_model ON {schema}.document (model) WHERE text <> '' AND error IS NULL;

@@ -158,10 +158,11 @@ WHERE d.conversation_id = stale.conversation_id AND d.branch = stale.branch AND 
 RETURNING true
 
 -- name: retry_dead
--- Dead letters, some at a time, as if they had never been tried.
+-- Dead letters, some at a time, as if they had never been tried. Of errors there are no statistics, since they may quote a
+-- text: that each of these has been tried tells the planner how few they are, as in their index.
 WITH dead AS MATERIALIZED (
     SELECT d.conversation_id, d.branch, d.turn_index, d.chunk FROM {schema}.document AS d
-    WHERE d.next_try_at IS NULL AND d.error IS NOT NULL
+    WHERE d.next_try_at IS NULL AND d.error IS NOT NULL AND d.tries > 0
     LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 )
 UPDATE {schema}.document AS d SET next_try_at = (SELECT {schema}.clock()), tries = 0, error = NULL, claim = NULL
@@ -193,10 +194,10 @@ WHERE d.text <> '' AND (d.next_try_at IS NOT NULL
 -- name: lag_dead
 -- Dead letters: those without a text, those without an embedding.
 SELECT pg_catalog.count(*) FILTER (WHERE d.text IS NULL), pg_catalog.count(*) FILTER (WHERE d.text IS NOT NULL)
-FROM {schema}.document AS d WHERE d.next_try_at IS NULL AND d.error IS NOT NULL
+FROM {schema}.document AS d WHERE d.next_try_at IS NULL AND d.error IS NOT NULL AND d.tries > 0
 
 -- name: dead
 -- Some dead letters, and why.
 SELECT d.conversation_id, d.branch, d.turn_index, d.chunk, d.tries, d.error
-FROM {schema}.document AS d WHERE d.next_try_at IS NULL AND d.error IS NOT NULL
+FROM {schema}.document AS d WHERE d.next_try_at IS NULL AND d.error IS NOT NULL AND d.tries > 0
 LIMIT %(limit)s

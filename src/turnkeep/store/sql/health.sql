@@ -62,14 +62,14 @@ SELECT (SELECT pg_catalog.count(*) FROM (
         (SELECT pg_catalog.min(e.next_try_at) FROM {schema}.document AS e
             WHERE e.text IS NOT NULL AND e.next_try_at IS NOT NULL)) AS oldest_due,
     (SELECT pg_catalog.count(*) FROM (
-        SELECT FROM {schema}.document AS d WHERE d.next_try_at IS NULL AND d.error IS NOT NULL LIMIT %(most)s) AS l
+        SELECT FROM {schema}.document AS d WHERE d.next_try_at IS NULL AND d.error IS NOT NULL AND d.tries > 0 LIMIT %(most)s) AS l
     )::pg_catalog.int4 AS dead,
     -- By way of an array of keys from the index alone: nobody knows beforehand how few rows have an error.
     ARRAY(SELECT g.reason || ' (' || g.number || ')' FROM (
         SELECT pg_catalog.left(d.error, 100) AS reason, pg_catalog.count(*) AS number
         FROM {schema}.document AS d
-        WHERE d.next_try_at IS NULL AND d.error IS NOT NULL AND d.conversation_id = ANY (ARRAY(
-            SELECT l.conversation_id FROM {schema}.document AS l WHERE l.next_try_at IS NULL AND l.error IS NOT NULL
+        WHERE d.next_try_at IS NULL AND d.error IS NOT NULL AND d.tries > 0 AND d.conversation_id = ANY (ARRAY(
+            SELECT l.conversation_id FROM {schema}.document AS l WHERE l.next_try_at IS NULL AND l.error IS NOT NULL AND l.tries > 0
             LIMIT 1000))
         GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 3) AS g ORDER BY g.number DESC, g.reason) AS reasons,
     t.now

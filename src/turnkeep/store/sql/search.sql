@@ -210,7 +210,7 @@ SELECT
     ) AS d JOIN {schema}.conversation AS v ON v.conversation_id = d.conversation_id WHERE {which}),
     (SELECT pg_catalog.count(DISTINCT (d.conversation_id, d.branch, d.turn_index)) FROM (
         SELECT p.conversation_id, p.branch, p.turn_index FROM {schema}.document AS p
-        WHERE p.next_try_at IS NULL AND p.error IS NOT NULL
+        WHERE p.next_try_at IS NULL AND p.error IS NOT NULL AND p.tries > 0
             AND (%(conversation)s::pg_catalog.uuid IS NULL OR p.conversation_id = %(conversation)s)
         LIMIT %(most)s
     ) AS d JOIN {schema}.conversation AS v ON v.conversation_id = d.conversation_id WHERE {which})

@@ -88,7 +88,7 @@ FROM (SELECT {schema}.clock() AS now OFFSET 0) AS t
 -- Documents that something is to be done about, up to a number of each kind: those without text, those without an embedding,
 -- since when the first has been due; and dead letters.
 SELECT d.to_fill, d.to_embed, d.oldest_due, (SELECT pg_catalog.count(*) FROM (
-    SELECT FROM {schema}.document AS l WHERE l.next_try_at IS NULL AND l.error IS NOT NULL LIMIT %(most)s) AS dead)
+    SELECT FROM {schema}.document AS l WHERE l.next_try_at IS NULL AND l.error IS NOT NULL AND l.tries > 0 LIMIT %(most)s) AS dead)
 FROM (
     SELECT pg_catalog.count(*) FILTER (WHERE w.text IS NULL) AS to_fill,
         pg_catalog.count(*) FILTER (WHERE w.text IS NOT NULL) AS to_embed,
