@@ -13,12 +13,11 @@ from tests.conftest import Server, _database
 from tests.observing import Observer, until
 from tests.store.searching import Known, crowd
 from turnkeep import AsyncStore
-from turnkeep.search import Search, build_index, drop_unused_indexes, keep_index
+from turnkeep.search import Search, build_index, drop_unused_indexes
 from turnkeep.store._search_statements import (
     Ground,
     fitting,
     index_name,
-    index_needed,
     index_pieces,
     plain_statement,
     statement,
@@ -219,22 +218,3 @@ async def test_vectors_of_many_dimensions_are_indexed_in_half_precision_or_not_a
             near_statement = statement("nearest_indexed", "turnkeep", **fitting("a model", ground, indexed=True))
             asked = {**vars(Scope()), "vector": str(near), "rows": 100, "limit": 10, "whole": False}
             assert index_name("a model") in str(connection.execute(b"EXPLAIN " + near_statement, asked).fetchall())
-
-
-async def test_a_worker_keeps_an_index_where_there_are_many_vectors(
-    empty_dsn: str,
-) -> None:
-    turnkeep.migrate(empty_dsn, dimensions=3)
-    async with turnkeep.open(empty_dsn) as store:
-        crowd(empty_dsn, "x", 10_000, near=1.0, dimensions=3)
-        assert not await keep_index(store, "a model")
-        crowd(empty_dsn, "y", 1, near=1.0, dimensions=3)
-        assert await keep_index(store, "a model")
-        assert not await keep_index(store, "a model")  # it is there
-
-
-def test_an_index_is_needed_where_all_vectors_are_too_many_to_look_at() -> None:
-    assert index_needed(10_001, Ground(768, "public", True))
-    assert not index_needed(10_000, Ground(768, "public", True))
-    assert not index_needed(10_001, Ground(768, "public", True, indexed=True))
-    assert not index_needed(10_001, Ground(4001, "public", True))

@@ -66,7 +66,7 @@ def documents_findings(found: Letters, vectors: Vectors, schema: str) -> Iterato
         text = (
             f"{_counted(vectors.vectors)} with a vector, and no index to find them by: a search compares each of them"
         )
-        remedy = "Run `turnkeep embed`, which builds one beside the writers."
+        remedy = "Run `turnkeep search --index`, which makes one beside the writers."
         yield Finding("indexes", "warn", text, remedy)
 
 

@@ -44,7 +44,7 @@ def embed(
         int, typer.Option("--batch", min=1, max=2048, metavar="N", help="Embed so many texts at once.")
     ] = 64,
     poll: Annotated[float, typer.Option("--poll", metavar="SECONDS", help="Look for work about this often.")] = 1.0,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every batch, too.")] = False,
 ) -> Exit:
     """Make what a search looks through: the text of each turn that has ended, and its embedding.
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from turnkeep.search.search import Search
     from turnkeep.search.settings import provider_from_settings
     from turnkeep.search.worker import EmbedWorker, Progress
-    from turnkeep.store._vector_index import build_index, drop_unused_indexes, keep_index
+    from turnkeep.store._vector_index import build_index, drop_unused_indexes
 
 __all__ = [
     "EmbedWorker",
@@ -28,7 +28,6 @@ __all__ = [
     "build_index",
     "drop_unused_indexes",
     "fill_documents",
-    "keep_index",
     "provider_from_settings",
 ]
 
@@ -46,7 +45,6 @@ _LATER = {
     "build_index": "store._vector_index",
     "drop_unused_indexes": "store._vector_index",
     "fill_documents": "search.documents",
-    "keep_index": "store._vector_index",
     "provider_from_settings": "search.settings",
 }
 

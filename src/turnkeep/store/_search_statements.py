@@ -57,11 +57,6 @@ def index_name(model: str) -> str:
     return f"{INDEX_PREFIX}{readable}_{hashlib.sha256(model.encode()).hexdigest()[:8]}"
 
 
-def index_needed(vectors: int, ground: Ground) -> bool:
-    """Whether a model with so many vectors should have an index that it does not have."""
-    return ground.indexable and not ground.indexed and vectors > SMALL
-
-
 def statement(name: str, schema: str, **pieces: sql.Composable) -> bytes:
     """A statement with parameters, its conditions and what fits a model put in."""
     doubled = in_parameterised(schema)

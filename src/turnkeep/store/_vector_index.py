@@ -14,16 +14,13 @@ from turnkeep.errors import UnavailableError
 from turnkeep.store._failures import translated
 from turnkeep.store._search_statements import (
     INDEX_PREFIX,
-    SMALL,
     Ground,
     index_name,
-    index_needed,
     index_pieces,
     plain_statement,
     read_ground,
     statement,
 )
-from turnkeep.store._searching import Searching
 
 if TYPE_CHECKING:
     from turnkeep.store import AsyncStore
@@ -48,20 +45,6 @@ async def build_index(store: AsyncStore, model: str, *, seconds: float = 3600.0)
         await building.create(model, ground)
         found = await building.ground(model)
         return found is not None and found.indexed
-
-
-async def keep_index(store: AsyncStore, model: str, *, seconds: float = 3600.0) -> bool:
-    """Make the index over a model's vectors where they have become too many to be all looked at, as `build_index` does.
-
-    Cheap where there is nothing to do: for a worker, each time that it has come to the end of its work.
-    """
-    searching = Searching(store)
-    ground = await searching.ground(model)
-    if ground is None or not ground.indexable or ground.indexed:
-        return False
-    if not index_needed(await searching.vectors(model, ground, SMALL + 1), ground):
-        return False
-    return await build_index(store, model, seconds=seconds)
 
 
 async def drop_unused_indexes(store: AsyncStore, *, seconds: float = 3600.0) -> list[str]:
