@@ -233,3 +233,29 @@ def test_what_the_planner_has_kept_goes_when_the_schema_is_brought_up_to_date(ds
     migrate(dsn)
     assert remembered(dsn) == set()
     assert found(dsn) == {}
+
+
+KEPT = {  # what the planner may remember: numbers, times, places, and names of programs
+    "agent_id", "answers", "archived_at", "attempts", "branch", "branches", "checkpoints", "chunk", "claim",
+    "conversation_id", "created_at", "current_branch", "ended_at", "fork_id", "format", "id", "kept_since", "left_out",
+    "lease_token", "lease_until", "lineage", "messages", "model", "next_branch", "next_position", "next_try_at",
+    "not_before", "number", "origin_branch", "origin_conversation", "parent_branch", "parent_conversation_id",
+    "parent_sub_step", "parent_turn_index", "phase", "position", "raw_bytes", "ready_at", "received_at", "requests",
+    "size", "spans", "status", "sub_step", "taken_turn", "tenant", "tries", "ttl", "turn_index", "turn_started_at",
+    "update_ids", "updated_at", "version", "write_id",
+}  # fmt: skip
+
+
+def test_the_planner_keeps_no_value_that_holds_or_tells_what_people_said(empty_dsn: str) -> None:
+    """Compressed, as a digest and as a vector it tells as well."""
+    turnkeep.migrate(empty_dsn, dimensions=16)
+    query = (
+        "SELECT DISTINCT a.attname FROM pg_attribute AS a JOIN pg_class AS c ON c.oid = a.attrelid"
+        " JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE n.nspname = 'turnkeep' AND c.relkind = 'r'"
+        " AND c.relname NOT IN ('migration', 'retention') AND a.attnum > 0 AND NOT a.attisdropped"
+        " AND a.attstattarget IS DISTINCT FROM 0 AND a.atttypid <> 'json'::regtype"
+    )
+    for dimensions in (None, 24):
+        turnkeep.migrate(empty_dsn, dimensions=dimensions)
+        with psycopg.connect(empty_dsn) as connection:
+            assert {name for (name,) in connection.execute(query).fetchall()} - KEPT == set()

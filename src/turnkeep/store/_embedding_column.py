@@ -79,7 +79,7 @@ def fitted(
     have = _column(connection, schema)
     table = sql.Identifier(schema, "document")
     if have is None:
-        add = sql.SQL("ALTER TABLE {} ADD COLUMN embedding {};").format(table, vector)
+        add = sql.SQL("ALTER TABLE {} ADD COLUMN embedding {};\n{}").format(table, vector, _forgetful(table))
         yield "add the column of embeddings", add.as_bytes(None)
         return
     drop = sql.SQL("DROP VIEW IF EXISTS {};\n").format(
@@ -94,10 +94,15 @@ def fitted(
         # Two columns new and empty, whatever is in the table: emptied, each row and all its indexes would be written.
         change = drop + sql.SQL(
             "ALTER TABLE {} DROP COLUMN embedding, DROP COLUMN model, ADD COLUMN model text,"
-            " ADD COLUMN embedding {};\n{}"
-        ).format(table, vector, sql.SQL("\n").join(_indexes_of_model(connection, schema)))
+            " ADD COLUMN embedding {};\n{}\n{}"
+        ).format(table, vector, _forgetful(table), sql.SQL("\n").join(_indexes_of_model(connection, schema)))
         what = f"make room for embeddings of {dimensions} dimensions; those of {have[1]} are dropped, to be made anew"
         yield what, change.as_bytes(None)
+
+
+def _forgetful(table: sql.Identifier) -> sql.Composable:
+    """What keeps the planner from keeping embeddings, which would outlive a conversation that is erased."""
+    return sql.SQL("ALTER TABLE {} ALTER COLUMN embedding SET STATISTICS 0;").format(table)
 
 
 def _indexes_of_model(connection: Connection, schema: str) -> list[sql.Composable]:

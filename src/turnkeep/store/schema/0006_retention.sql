@@ -28,16 +28,21 @@ ALTER TABLE {schema}.conversation
     ALTER COLUMN external_id SET STATISTICS 0, ALTER COLUMN title SET STATISTICS 0,
     ALTER COLUMN tags SET STATISTICS 0, ALTER COLUMN metadata SET STATISTICS 0;
 ALTER TABLE {schema}.branch ALTER COLUMN name SET STATISTICS 0, ALTER COLUMN lease_owner SET STATISTICS 0;
-ALTER TABLE {schema}.request ALTER COLUMN key SET STATISTICS 0;
+ALTER TABLE {schema}.request ALTER COLUMN key SET STATISTICS 0, ALTER COLUMN digest SET STATISTICS 0;
 ALTER TABLE {schema}.document
     ALTER COLUMN text SET STATISTICS 0, ALTER COLUMN tsv SET STATISTICS 0, ALTER COLUMN error SET STATISTICS 0;
+ALTER TABLE {schema}.archive ALTER COLUMN payload SET STATISTICS 0, ALTER COLUMN digest SET STATISTICS 0;
+DO $$ BEGIN
+    ALTER TABLE {schema}.document ALTER COLUMN embedding SET STATISTICS 0;
+EXCEPTION WHEN undefined_column THEN  -- it comes with the first functions, and with the same
+END $$;
 -- What it has kept of them so far goes with a change of type, to the same one.
 DO $$
 BEGIN
     ALTER TABLE {schema}.conversation
         ALTER COLUMN external_id TYPE text, ALTER COLUMN title TYPE text, ALTER COLUMN tags TYPE text[],
         ALTER COLUMN metadata TYPE jsonb;
-    ALTER TABLE {schema}.request ALTER COLUMN key TYPE text;
+    ALTER TABLE {schema}.request ALTER COLUMN key TYPE text, ALTER COLUMN digest TYPE bytea;
     ALTER TABLE {schema}.branch ALTER COLUMN name TYPE text;
 EXCEPTION WHEN feature_not_supported THEN
     RAISE NOTICE 'a view of somebody else''s reads these columns: what the planner has kept of their values stays';
