@@ -8,10 +8,9 @@ says how that ended. Exchanges (statements, BEGIN and COMMIT) are seen from outs
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import os
-from typing import Any
+from typing import Any, BinaryIO
 from unittest import mock
 
 import psycopg
@@ -40,6 +39,11 @@ def watch_exchanges(kill_at: int, moment: str) -> Any:
     return mock.patch.object(psycopg.AsyncConnection, "wait", watched)
 
 
+def file_of(job: dict[str, Any]) -> BinaryIO:
+    """What is to be imported."""
+    return open(job["file"], "rb")
+
+
 async def move(job: dict[str, Any]) -> None:
     """Do what a job says."""
     async with turnkeep.open(job["dsn"], pool_size=1) as store:
@@ -49,7 +53,8 @@ async def move(job: dict[str, Any]) -> None:
             case "unarchive":
                 await store.unarchive(job["conversation"])
             case action:
-                await store.import_(io.BytesIO(job["data"].encode()), as_copy=action == "copy")
+                with file_of(job) as file:
+                    await store.import_(file, as_copy=action == "copy")
 
 
 def main() -> None:

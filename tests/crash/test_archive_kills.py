@@ -14,6 +14,7 @@ import sys
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -161,15 +162,16 @@ def other_dsn(server: Server, template: str) -> Any:
 @pytest.mark.parametrize("action", ["import", "copy"])
 @pytest.mark.parametrize("moment", ["before", "after"])
 async def test_killed_around_any_exchange_an_import_has_made_whole_conversations_only(
-    mover: Mover, store: AsyncStore, dsn: str, other_dsn: str, moment: str, action: str
+    mover: Mover, store: AsyncStore, dsn: str, other_dsn: str, moment: str, action: str, tmp_path: Path
 ) -> None:
     for name in ("a", "b"):
         await rich(store, name)
     await rich(store, "c", ended=True)
     await store.archive("c")
-    data = (await exported(store)).decode()
+    file = tmp_path / "export"
+    file.write_bytes(await exported(store))
     async with turnkeep.open(other_dsn) as target:
-        job = {"dsn": other_dsn, "action": action, "data": data}
+        job = {"dsn": other_dsn, "action": action, "file": str(file)}
         exchanges, code = await asyncio.to_thread(mover.run, **job)
         assert code == 0
         whole = rows(other_dsn)

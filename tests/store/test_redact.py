@@ -145,3 +145,22 @@ async def test_the_hook_can_not_change_what_is_the_callers(dsn: str, open_store:
 async def test_what_is_no_hook_is_refused(dsn: str) -> None:
     with pytest.raises(turnkeep.InvalidInputError, match="redact"):
         turnkeep.open(dsn, redact="app:redact")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("made", [None, "words", ["words"]])
+async def test_a_posted_message_that_the_hook_makes_no_object_of_is_refused(
+    dsn: str, open_store: OpenStore, made: object
+) -> None:
+    async with open_store(dsn, redact=lambda _: made) as store:
+        await store.conversation("c")
+        with pytest.raises(RedactionError, match=r"not an object; nothing was stored"):
+            await store.post("c", "words", key="k")
+
+
+async def test_what_the_hook_says_of_a_posted_message_stays(dsn: str, open_store: OpenStore) -> None:
+    async with open_store(dsn, redact=lambda value: {**value, "metadata": {"seen": True}}) as store:
+        await store.conversation("c")
+        await store.post("c", "words", key="k")
+        branch = await store.conversation("c")
+        assert await branch.take_request() is not None
+        assert branch.messages[0]["metadata"] == {"seen": True}

@@ -17,6 +17,7 @@ from turnkeep.errors import (
     InvalidInputError,
     KeyReusedError,
     NotFoundError,
+    RedactionError,
     ReplyTimeoutError,
     TurnFailedError,
 )
@@ -40,8 +41,13 @@ def encoded(message: Body, redact: Redact | None = None) -> tuple[str, bytes]:
     """The text of a request's body, and the digest that tells whether two are the same."""
     if isinstance(message, str):
         spoken: dict[str, Any] = _redacting.plain(redact, {"role": "user", "content": message}, "message")
+        if not isinstance(spoken, dict):
+            made = type(spoken).__name__
+            raise RedactionError(f"message: the redaction hook made a {made} of it, not an object; nothing was stored")
         digest = jsontext.digest_list([spoken], "message")
-        spoken["metadata"] = {"timestamp": datetime.now(UTC).isoformat(timespec="milliseconds")}
+        spoken["metadata"] = spoken.get("metadata") or {
+            "timestamp": datetime.now(UTC).isoformat(timespec="milliseconds")
+        }
         return jsontext.encode(spoken, "message"), digest
     messages: list[Message] = [*message] if isinstance(message, list | tuple) else [cast("Message", message)]
     if not messages:
