@@ -132,8 +132,9 @@ async def test_a_file_holds_everything_whatever_it_is_packed_with(
 
 @pytest.mark.usefixtures("three")
 async def test_an_export_goes_through_a_pipe(dsn: str) -> None:
-    done = piped(f"{COMMAND} export one two | {COMMAND} import - --json", dsn)
-    assert json.loads(done)["there"] == 2
+    for output in ("", "-o /dev/stdout"):
+        done = piped(f"{COMMAND} export one two {output} | {COMMAND} import - --json", dsn)
+        assert json.loads(done)["there"] == 2
 
 
 @pytest.mark.usefixtures("three")

@@ -74,6 +74,8 @@ class Watching:
 @contextmanager
 def watching(dsn: str, *arguments: str, terminal: bool = False) -> Iterator[Watching]:
     environment = PLAIN | {"TURNKEEP_DATABASE_URL": dsn, "TERM": "xterm-256color"}
+    for fixed in ("COLUMNS", "LINES"):  # as a test run in parallel sets them
+        environment.pop(fixed, None)
     ours, theirs = pty.openpty() if terminal else os.pipe()
     size(theirs, 24, 80, terminal)
     process = subprocess.Popen(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -147,6 +148,21 @@ async def test_a_second_signal_ends_a_worker_at_once(
     worker.send(signal.SIGTERM)
     assert await worker.end() == 130
     assert (await store.restore("t")).status == "running"
+
+
+def test_a_worker_whose_log_nobody_reads_any_more_stops_when_it_is_told_to(dsn: str, place: Path) -> None:
+    ours, theirs = os.pipe()
+    environment = {**PLAIN, "TURNKEEP_DATABASE_URL": dsn}
+    process = subprocess.Popen([COMMAND, "worker", "app:support"], cwd=place, env=environment, stderr=theirs)
+    os.close(theirs)
+    try:
+        assert b"serving" in os.read(ours, 10_000)
+        os.close(ours)
+        process.send_signal(signal.SIGTERM)
+        process.wait(PATIENCE)
+    finally:
+        process.kill()
+        process.wait()
 
 
 async def test_a_tool_in_a_thread_does_not_keep_a_worker(

@@ -80,6 +80,14 @@ async def test_quotes_and_exclusions_are_meant(store: AsyncStore) -> None:
     assert turns(await search.search('pears -"green apples"')) == [("a", 0, 0)]
 
 
+async def test_stop_words_are_words_in_a_phrase_and_where_something_is_excluded(store: AsyncStore) -> None:
+    await say(await store.conversation("mine"), "where is my order")
+    await say(await store.conversation("yours"), "where is your order")
+    search = Search(store)
+    for query, wanted in (("order -my", {"yours"}), ('"is my order"', {"mine"}), ("orders", {"mine", "yours"})):
+        assert {hit.external_id for hit in (await search.search(query)).hits} == wanted, query
+
+
 async def test_a_turn_is_one_hit_however_many_chunks_of_it_fit(store: AsyncStore) -> None:
     await say(await store.conversation("long"), "needle in the hay. " * 3000)
     await say(await store.conversation("short"), "a needle")

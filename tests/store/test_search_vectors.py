@@ -48,6 +48,19 @@ async def test_both_ways_are_one_ranking_by_default(store: AsyncStore, dsn: str)
     assert result.hits[0].score == pytest.approx(1 / 61 + 1 / 62)
 
 
+@pytest.mark.parametrize("mode", [None, "hybrid"])
+async def test_a_phrase_and_what_is_excluded_are_looked_for_by_words_also_where_there_are_vectors(
+    store: AsyncStore, dsn: str, mode: str | None
+) -> None:
+    await talk(store, dsn, {"the order came": [1, 0], "the order is lost": [1, 0], "a kitten": [1, 0]})
+    search = Search(store, Known({}))
+    for query, wanted in (('"order came"', {"the order came"}), ("order -lost", {"the order came"})):
+        result = await search.search(query, mode=mode)
+        assert {hit.external_id for hit in result.hits} == wanted
+        assert result.mode == "text"
+        assert "phrase" in (result.text_only or "")
+
+
 def test_fusion_puts_first_what_both_place_high() -> None:
     assert [found for found, _ in fused([["a", "b", "c"], ["c", "a", "d"]])] == ["a", "c", "b", "d"]
     assert fused([]) == []

@@ -38,8 +38,8 @@ class Stop:
         if self.asked:
             os._exit(Exit.INTERRUPTED)
         self.asked = True
+        self._worker.stop()  # first: there may be nobody any more who reads the log
         self._log.tell("stopping: what is under way is handed back; a second signal ends at once")
-        self._worker.stop()
 
 
 # -- the log

@@ -213,12 +213,13 @@ def _written(output: str) -> Iterator[BinaryIO]:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
-    path = Path(output).resolve()  # a link stays one
-    opener = cast("Any", _ENDINGS.get(Path(output).suffix, open))
-    if path.exists() and not path.is_file():  # a device or a pipe is written to, and never replaced
+    given = Path(output)
+    opener = cast("Any", _ENDINGS.get(given.suffix, open))
+    if given.exists() and not given.is_file():  # a device or a pipe is written to, and never replaced
         with _to_device(output, opener) as file:
             yield file
         return
+    path = given.resolve()  # a link stays one
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         with opener(part, "wb") as file:

@@ -36,6 +36,7 @@ MODES: Final = ("text", "semantic", "hybrid")
 _FILLED_FIRST: Final = 50
 _DEPTH: Final = 100  # of each ranking, at least, before they are made into one
 NO_PROVIDER: Final = "no provider of embeddings was given"
+_STRICT: Final = "a phrase, and what is excluded, is a matter of words"
 _NO_VECTORS: Final = "the schema has no pgvector: `turnkeep doctor` says what to do"
 
 Ranking = list[tuple[Chunk, float]]
@@ -139,6 +140,8 @@ class _Looking:
         if mode == "semantic" and why is not None:
             raise ConfigurationError(f"a semantic search can't be made: {why}")
         wanted = wanted_of(query, await self._searching.words(as_words(query)))
+        if mode != "semantic" and wanted.words and not wanted.some:
+            why = why or _STRICT
         if not wanted.words and (mode == "text" or why is not None):
             raise InvalidInputError(f"query: {query!r} has no word to look for")
         await self._fill_some()

@@ -148,15 +148,13 @@ async def read_health(fetch: Fetch, schema: str, *, deep: bool) -> Health:
 
 async def _read_some(fetch: Fetch) -> Consistency:
     """Look at what follows a random key, and at the beginning where that is not enough."""
-    found = []
-    for start in (uuid.uuid4(), _FIRST):
-        place = {"conversation": start, "branch": -1, "limit": _SAMPLE}
-        found = await _heads(fetch, place)
-        found += await _whole(fetch, place)
-        if len(found) >= _SAMPLE:
-            break
-    looked = sum(row["branch"] is not None for row in found)
-    return Consistency(looked, looked < _SAMPLE, _broken(found))
+    place = {"conversation": uuid.uuid4(), "branch": -1, "limit": _SAMPLE}
+    heads = await _heads(fetch, place)
+    if len(heads) < _SAMPLE:
+        place["conversation"] = _FIRST
+        heads = await _heads(fetch, place)
+    looked = sum(row["branch"] is not None for row in heads)
+    return Consistency(looked, len(heads) < _SAMPLE, _broken([*heads, *await _whole(fetch, place)]))
 
 
 async def _read_all(fetch: Fetch) -> Consistency:

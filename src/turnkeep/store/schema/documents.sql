@@ -24,7 +24,7 @@ BEGIN
 END $$;
 
 -- What a query asks of words_of, in the language of web searches: words, "phrases", or, -without. A run of characters of
--- a script without spaces is a phrase.
+-- a script without spaces is a phrase. Phrases and what is excluded are taken as they stand: stems know no stop words.
 CREATE OR REPLACE FUNCTION {schema}.words_wanted(p_query text) RETURNS tsquery
 LANGUAGE plpgsql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -36,6 +36,9 @@ BEGIN
             '"\1"', 'g');
     END IF;
     v_query := {schema}.spaced(v_query);
+    IF p_query ~ '"|(^|\s)-\S' THEN
+        RETURN websearch_to_tsquery('pg_catalog.simple', v_query);
+    END IF;
     RETURN websearch_to_tsquery('pg_catalog.simple', v_query) || websearch_to_tsquery('pg_catalog.english', v_query);
 END $$;
 
