@@ -14,7 +14,8 @@ from psycopg.conninfo import make_conninfo
 import turnkeep
 from tests.conftest import Server
 from turnkeep._version import REVISION
-from turnkeep.store import status
+from turnkeep.search import EmbedWorker, LocalEmbeddings
+from turnkeep.store import plan, status
 
 USER = {"role": "user", "content": "hello"}
 
@@ -286,3 +287,44 @@ async def test_a_writer_and_a_reader_need_the_rights_that_are_told_and_no_more(e
                 await (await store.conversation("c")).begin_turn(USER)
     finally:
         run(empty_dsn, f"DROP OWNED BY {writer}, {reader}", f"DROP ROLE {writer}, {reader}")
+
+
+async def filled_and_given_vectors(dsn: str) -> None:
+    async with turnkeep.open(dsn) as store:
+        await EmbedWorker(store, LocalEmbeddings()).run(drain=True)
+
+
+@pytest.mark.pgvector
+@pytest.mark.parametrize("back", [False, True])
+async def test_what_went_with_pgvector_is_put_back(empty_dsn: str, back: bool) -> None:
+    turnkeep.migrate(empty_dsn)
+    await talk(empty_dsn)
+    await filled_and_given_vectors(empty_dsn)
+    run(empty_dsn, "DROP EXTENSION vector CASCADE")
+    await talk(empty_dsn)  # saves go on
+    if back:
+        run(empty_dsn, "CREATE EXTENSION vector")
+        with pytest.raises(turnkeep.SchemaError, match="turnkeep migrate"):
+            await filled_and_given_vectors(empty_dsn)
+        found = status(empty_dsn)
+        assert set(found.missing) == {"column document.embedding", "view agent_checkpoints", "view all_checkpoints"}
+        assert not found.current
+        assert plan(empty_dsn)
+    assert turnkeep.migrate(empty_dsn).current
+    assert not plan(empty_dsn)
+    assert embedding_type(empty_dsn) == "vector(768)"
+    await filled_and_given_vectors(empty_dsn)
+    rows = run(empty_dsn, "SELECT count(*), count(embedding), count(text) FROM turnkeep.document")
+    assert rows == [(2, 2, 2)]
+    assert run(empty_dsn, "SELECT count(*) FROM pg_indexes WHERE indexname = 'document_model'") == [(1,)]
+
+
+async def test_a_table_that_is_away_is_named_and_not_made_anew(empty_dsn: str) -> None:
+    turnkeep.migrate(empty_dsn)
+    run(empty_dsn, "ALTER TABLE turnkeep.document RENAME TO papers", "DROP VIEW turnkeep.pending_calls")
+    assert set(status(empty_dsn).missing) == {"table document", "view pending_calls"}
+    with pytest.raises(turnkeep.SchemaError, match="lacks table document"):
+        turnkeep.migrate(empty_dsn)
+    run(empty_dsn, "ALTER TABLE turnkeep.papers RENAME TO document")
+    assert turnkeep.migrate(empty_dsn).current
+    run(empty_dsn, "SELECT FROM turnkeep.pending_calls")

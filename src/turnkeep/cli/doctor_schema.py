@@ -27,6 +27,9 @@ def schema_findings(schema: SchemaStatus, server: Server) -> Iterator[Finding]:
     elif missing:
         text = f"{name!r} lacks {count(len(missing), 'migration')}: {', '.join(missing)}"
         yield Finding("schema", "problem", text, "Run `turnkeep migrate`.")
+    elif schema.missing:
+        remedy = "Run `turnkeep migrate`, which puts views and the column of embeddings back, and says what it can't."
+        yield Finding("schema", "problem", f"{name!r} lacks {some(list(schema.missing))}", remedy)
     elif not schema.repeatable_current:
         text = f"{name!r} at revision {revision(schema)}; functions and views are of another release"
         yield Finding("schema", "problem", text, "Run `turnkeep migrate`.")

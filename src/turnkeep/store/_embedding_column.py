@@ -73,11 +73,18 @@ def _column(connection: Connection, schema: str) -> tuple[str, int] | None:
 
 
 def fitted(
-    connection: Connection, schema: str, vector: sql.Composable, dimensions: int | None
+    connection: Connection, schema: str, vector: sql.Composable, dimensions: int | None, *, lost: bool = False
 ) -> Iterator[tuple[str, bytes]]:
-    """What gives the column this type, each part in words and as SQL. A view can't follow: it is made anew."""
+    """What gives the column this type, each part in words and as SQL. A view can't follow: it is made anew.
+
+    `lost` says that the schema has had one: then nothing has an embedding any more, whatever names a model.
+    """
     have = _column(connection, schema)
     table = sql.Identifier(schema, "document")
+    if have is None and lost:
+        anew = _new_columns(connection, schema, vector)
+        yield "put the column of embeddings back; those it had are gone, to be made anew", anew.as_bytes(None)
+        return
     if have is None:
         add = sql.SQL("ALTER TABLE {} ADD COLUMN embedding {};\n{}").format(table, vector, _forgetful(table))
         yield "add the column of embeddings", add.as_bytes(None)
@@ -91,11 +98,7 @@ def fitted(
         )
         yield "give embeddings the type that pgvector has for them", change.as_bytes(None)
     elif dimensions is not None and have[0] != WITHOUT_VECTOR and have[1] != dimensions:
-        # Two columns new and empty, whatever is in the table: emptied, each row and all its indexes would be written.
-        change = drop + sql.SQL(
-            "ALTER TABLE {} DROP COLUMN embedding, DROP COLUMN model, ADD COLUMN model text,"
-            " ADD COLUMN embedding {};\n{}\n{}"
-        ).format(table, vector, _forgetful(table), sql.SQL("\n").join(_indexes_of_model(connection, schema)))
+        change = drop + _new_columns(connection, schema, vector)
         what = f"make room for embeddings of {dimensions} dimensions; those of {have[1]} are dropped, to be made anew"
         yield what, change.as_bytes(None)
 
@@ -103,6 +106,15 @@ def fitted(
 def _forgetful(table: sql.Identifier) -> sql.Composable:
     """What keeps the planner from keeping embeddings, which would outlive a conversation that is erased."""
     return sql.SQL("ALTER TABLE {} ALTER COLUMN embedding SET STATISTICS 0;").format(table)
+
+
+def _new_columns(connection: Connection, schema: str, vector: sql.Composable) -> sql.Composable:
+    """Two columns new and empty, whatever is in the table: emptied, each row and all its indexes would be written."""
+    table = sql.Identifier(schema, "document")
+    return sql.SQL(
+        "ALTER TABLE {} DROP COLUMN IF EXISTS embedding, DROP COLUMN model, ADD COLUMN model text,"
+        " ADD COLUMN embedding {};\n{}\n{}"
+    ).format(table, vector, _forgetful(table), sql.SQL("\n").join(_indexes_of_model(connection, schema)))
 
 
 def _indexes_of_model(connection: Connection, schema: str) -> list[sql.Composable]:

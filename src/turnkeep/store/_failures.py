@@ -134,6 +134,8 @@ def translated(error: psycopg.Error, schema: str) -> TurnkeepError:
             return SchemaError(
                 f"schema {schema!r} is missing here, or is of another release ({text}): run `turnkeep init{which}`"
             )
+        case "42703" | "42704" if error.sqlstate == "42703" or text.startswith("type "):
+            return SchemaError(f"schema {schema!r} lacks what this release has there ({text}): run `turnkeep migrate`")
         case "42501":
             return PermissionDeniedError(f"{text}: ask the owner for this right; `turnkeep doctor` names the GRANT")
         case "3D000" | "28P01" | "28000":

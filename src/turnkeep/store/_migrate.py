@@ -41,6 +41,8 @@ _REPEATABLE = tuple(
         *("archiving", "views", "documents", "insert_values", "insert", "comments"),
     )
 )
+_VIEW = re.compile(r"CREATE OR REPLACE VIEW \{schema\}\.(\w+)")
+_DESCRIBED = re.compile(r"^ *\('(\w+)', (?:NULL|'(\w+)'),", re.MULTILINE)
 _FILE = re.compile(r"^(\d{4})_(\w+)\.sql$")
 
 
@@ -57,7 +59,8 @@ class Migration:
 class SchemaStatus:
     """A schema as it stands: its migrations, whether functions and views are this release's, and pgvector.
 
-    `dimensions` are those of the embeddings; None where pgvector is not in use.
+    `dimensions` are those of the embeddings; None where pgvector is not in use. `missing` names tables, columns and
+    views that its migrations have made and that are gone: `migrate` puts views and the column of embeddings back.
     """
 
     schema: str
@@ -68,11 +71,13 @@ class SchemaStatus:
     vector_in_use: bool
     vector_hint: str | None
     dimensions: int | None = None
+    missing: tuple[str, ...] = ()
 
     @property
     def current(self) -> bool:
         """Whether there is nothing left for `migrate` to do."""
-        return self.exists and self.repeatable_current and all(m.applied for m in self.migrations)
+        applied = all(one.applied for one in self.migrations)
+        return self.exists and self.repeatable_current and applied and not self.missing
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,8 @@ def migrate(
 
     `dimensions` (1 to 16,000) are those of the embeddings that the schema holds: 768 in a new one, and as many as it
     has if not given. Where it has another number, all embeddings are dropped, to be made anew by the worker of the
-    search; texts stay. Raises `ConfigurationError` where pgvector is missing then.
+    search; texts stay. Raises `ConfigurationError` where pgvector is missing then, and `SchemaError` where a table or a
+    column is missing that was there: it would come back empty.
 
     `timeout` is in seconds, for connecting and for each lock that somebody else holds: `UnavailableError` then.
     """
@@ -272,8 +278,14 @@ def _steps(connection: Connection, schema: str, vector: sql.Composable, dimensio
             text = render(read(f"schema/{number:04}_{file}.sql"), schema)
             yield Step(f"apply migration {number} ({file})", text + _record(schema, number, file, None))
     digest = _repeatable_digest(vector)
-    if _outdated(applied, digest):
-        for what, statement in fitted(connection, schema, vector, dimensions):
+    missing = _missing(connection, schema, applied)
+    if lost := [one for one in missing if not one.mendable]:
+        raise SchemaError(
+            f"schema {schema!r} lacks {', '.join(one.name for one in lost)}, which a migration has made: whoever has "
+            "renamed or dropped that must put it back, or restore it from a backup; then run `turnkeep migrate`"
+        )
+    if _outdated(applied, digest) or missing:
+        for what, statement in fitted(connection, schema, vector, dimensions, lost=bool(missing)):
             yield Step(what, statement)
         texts = [render(read(path), schema, vector=vector) for path in _REPEATABLE]
         yield Step("put functions and views in place", b"\n".join([*texts, _record(schema, 0, VERSION, digest)]))
@@ -334,6 +346,38 @@ def _outdated(applied: _Applied, digest: str) -> bool:
     return have != digest and _order(release) <= _order(VERSION)
 
 
+@dataclass(frozen=True)
+class _Missing:
+    """A table, column or view that is not there. What holds no data of its own is mendable."""
+
+    name: str
+    mendable: bool
+
+
+def _missing(connection: Connection, schema: str, applied: _Applied) -> list[_Missing]:
+    """What a schema of this release lacks, though its migrations are recorded: somebody has dropped or renamed it."""
+    release, _ = applied.get(0, ("0", None))
+    if 0 not in applied or _order(release) > _order(VERSION) or any(one not in applied for one, _ in _numbered()):
+        return []
+    rows = connection.execute(
+        "SELECT c.relname, c.relkind = 'v', ARRAY(SELECT a.attname::pg_catalog.text FROM pg_catalog.pg_attribute AS a"
+        " WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped) FROM pg_catalog.pg_class AS c"
+        " JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace"
+        " WHERE n.nspname = %s AND c.relkind IN ('r', 'p', 'v')",
+        (schema,),
+    ).fetchall()
+    have = {name: (is_view, set(columns)) for name, is_view, columns in rows}
+    views = {name for path in _REPEATABLE for name in _VIEW.findall(read(path))}
+    missing = []
+    for relation, column in _DESCRIBED.findall(read("schema/comments.sql")):
+        if relation not in have:
+            if not column:
+                missing.append(_Missing(f"{'view' if relation in views else 'table'} {relation}", relation in views))
+        elif relation not in views and column and column not in have[relation][1]:
+            missing.append(_Missing(f"column {relation}.{column}", (relation, column) == ("document", "embedding")))
+    return missing
+
+
 def _order(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
 
@@ -343,14 +387,17 @@ def _status(
 ) -> SchemaStatus:
     applied = _applied(connection, schema)
     vector = vector_type(connection, schema, dimensions)
+    missing = _missing(connection, schema, applied)
+    current = not _outdated(applied, _repeatable_digest(vector)) and not any(one.mendable for one in missing)
     version = connection.execute("SELECT extversion FROM pg_catalog.pg_extension WHERE extname = 'vector'").fetchone()
     return SchemaStatus(
         schema=schema,
         exists=_schema_exists(connection, schema),
         migrations=tuple(Migration(number, name, number in applied) for number, name in _numbered()),
-        repeatable_current=not _outdated(applied, _repeatable_digest(vector)),
+        repeatable_current=current,
         vector_version=None if version is None else version[0],
-        vector_in_use=version is not None and not _outdated(applied, _repeatable_digest(vector)),
+        vector_in_use=version is not None and current,
         vector_hint=hint,
         dimensions=column_dimensions(connection, schema),
+        missing=tuple(one.name for one in missing),
     )
