@@ -7,6 +7,7 @@ import math
 import uuid
 from typing import Any
 
+import psycopg
 import pytest
 
 import turnkeep
@@ -103,6 +104,8 @@ async def test_a_vector_of_1024_dimensions_is_refused_with_both_numbers_and_the_
         ([], "no direction"),
         (["a"], "no list of numbers"),
         (7, "no list of numbers"),
+        (b"abc", "no list of numbers"),
+        (b"four", "no list of numbers"),
     ],
 )
 async def test_a_vector_that_no_search_could_use_is_refused(
@@ -158,3 +161,42 @@ async def test_an_embedding_by_plain_sql_is_of_no_model_that_is_known_and_its_ro
     await EmbedWorker(store, Local("m")).run(drain=True)
     insert()
     assert documents(observer) == [("words", "m", [0, 1, 0])]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize(("dimensions", "most"), [(1024, 1024), (300, 300)])
+async def test_a_store_that_is_open_while_the_column_changes_goes_on(
+    dsn: str, open_store: OpenStore, observer: Observer, dimensions: int, most: int, whole: bool
+) -> None:
+    async with open_store(dsn) as store:
+        branch = await begun(store)
+        turnkeep.migrate(dsn, dimensions=dimensions)
+        save = branch.save_all if whole else branch.save
+        with pytest.raises(EmbeddingDimensionsError) as refused:
+            await save([ANSWER], final=True, embedding=[1.0] * (most + 1), embedding_model="mine")
+        assert (refused.value.have, refused.value.column) == (most + 1, dimensions)
+        await save([ANSWER], final=True, embedding=[1.0, *[0.5] * (most - 1)], embedding_model="mine")
+        assert documents(observer) == [(None, "mine", [1, 0.5, 0.5])]
+
+
+async def test_a_worker_that_is_open_while_the_column_changes_goes_on(
+    dsn: str, open_store: OpenStore, observer: Observer
+) -> None:
+    async with open_store(dsn) as store:
+        branch = await begun(store)
+        await branch.save([ANSWER], final=True)
+    async with turnkeep.open(dsn) as store:
+        turnkeep.migrate(dsn, dimensions=1)
+        with pytest.raises(EmbeddingDimensionsError):
+            await EmbedWorker(store, Local("mine")).run(drain=True)
+        turnkeep.migrate(dsn, dimensions=1000)
+        assert (await EmbedWorker(store, Local("mine")).run(drain=True)).embedded == 1
+        assert documents(observer) == [("?\n\nyes", "mine", [0, 1, 0])]
+
+
+def test_embeddings_that_are_not_there_are_not_kept(dsn: str, observer: Observer) -> None:
+    with pytest.raises(psycopg.errors.InvalidParameterValue):
+        observer.rows(
+            "SELECT turnkeep.embedded_v1(gen_random_uuid(), ARRAY[gen_random_uuid()], ARRAY[0], ARRAY[0], ARRAY[0],"
+            " NULL, 'm')"
+        )

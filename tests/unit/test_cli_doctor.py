@@ -210,6 +210,7 @@ def test_limits_are_judged(cluster: dict[str, Any], expected: dict[str, str]) ->
         ({"exists": False}, {"schema": "problem"}),
         ({"migrations": (Migration(1, "core", True), Migration(2, "more", False))}, {"schema": "problem"}),
         ({"repeatable_current": False, "vector_in_use": False}, {"schema": "problem", "pgvector": "warn"}),
+        ({"missing": ("table document",)}, {"schema": "problem"}),
         ({"vector_version": None, "vector_in_use": False}, {"pgvector": "warn"}),
     ],
 )

@@ -40,6 +40,7 @@ _OWN = {
     "TK003": "the conversation has ended",
     "TK004": "the place is taken by other content, or the head has moved",
     "TK005": "the conversation is in the archive",
+    "TK006": "an embedding is longer than the column",
 }
 _RAISED = re.compile(r"'(TK\d{3})'")
 _STATE = re.compile(r'"([0-9A-Z]{5})"')

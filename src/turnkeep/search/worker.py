@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from turnkeep.errors import (
     DatabaseError,
+    EmbeddingDimensionsError,
     EmbeddingUnavailableError,
     InvalidInputError,
     PermissionDeniedError,
@@ -130,6 +131,12 @@ class EmbedWorker:
                 made = await self.run_once()
             except (SchemaError, PermissionDeniedError):
                 raise
+            except EmbeddingDimensionsError:
+                known = self._documents.dimensions
+                await self._documents.look_again()
+                if self._documents.dimensions <= known:
+                    raise
+                continue
             except DatabaseError as error:
                 if drain:
                     raise

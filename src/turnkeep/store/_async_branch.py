@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from turnkeep import jsontext, spans
 from turnkeep.errors import (
+    EmbeddingDimensionsError,
     InvalidInputError,
     KeyReusedError,
     LeaseHeldError,
@@ -119,10 +120,8 @@ class AsyncBranch(AsyncHead):
         else happens (G3), `ConflictError` if another writer was faster (G2), `LeaseHeldError` or `LeaseLostError`
         (G5), `TurnNotOpenError`.
         """
-        prepared = self.prepared(
-            messages, tool_calls, tool_results, answers, state, final, write_id, embedding, embedding_model
-        )
-        self._database.check_usable()
+        given = (messages, tool_calls, tool_results, answers, state, final, write_id, embedding, embedding_model)
+        prepared = await self._prepared(given)
         return await self.perform(prepared, self._database.fetch)
 
     async def save_all(
@@ -146,16 +145,25 @@ class AsyncBranch(AsyncHead):
         no `write_id` is given, nothing is written, and the head's place is given as `repeated`. All else is as in
         `save`, and so are the errors.
         """
-        prepared = self.prepared(
-            messages, tool_calls, tool_results, answers, state, final, write_id, embedding, embedding_model, whole=True
-        )
-        self._database.check_usable()
+        given = (messages, tool_calls, tool_results, answers, state, final, write_id, embedding, embedding_model)
+        prepared = await self._prepared(given, whole=True)
         async with self._lock:
             if again := await self._made_before(prepared):
                 return again
             if final and not self.turn_open:
                 return await self._whole_turn(prepared)
             return await self._perform(prepared, self._database.fetch)
+
+    async def _prepared(self, given: tuple[Any, ...], *, whole: bool = False) -> PreparedSave:
+        """Encode a save. The column of embeddings may have become longer since it was looked at: then once more."""
+        try:
+            prepared = self.prepared(*given, whole=whole)
+        except EmbeddingDimensionsError:
+            self._database.check_usable()
+            await self._database.learn_revision()
+            prepared = self.prepared(*given, whole=whole)
+        self._database.check_usable()
+        return prepared
 
     def prepared(
         self,

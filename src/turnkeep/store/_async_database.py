@@ -120,6 +120,12 @@ class AsyncDatabase:
         self._healing.stop()
         await self._pool.close()
 
+    async def learn_revision(self) -> int | None:
+        """Learn how many dimensions an embedding has, and give the newest numbered migration."""
+        ((have, dimensions),) = await self.fetch("revision", {"schema": self.schema})
+        self.dimensions = dimensions or EMBEDDING_DIMENSIONS
+        return None if have is None else int(have)
+
     async def fetch(
         self, name: str, parameters: Mapping[str, Any] | None = None, *, read_committed: bool = False
     ) -> list[tuple[Any, ...]]:

@@ -20,7 +20,6 @@ from turnkeep.store._async_database import AsyncDatabase
 from turnkeep.store._async_waiting import in_thread
 from turnkeep.store._details import check_name
 from turnkeep.store._statements import statements
-from turnkeep.store._vectors import EMBEDDING_DIMENSIONS
 
 if TYPE_CHECKING:
     from turnkeep.embedded import EmbeddedPostgres
@@ -161,8 +160,7 @@ class AsyncOpened:
 
     async def check_revision(self) -> None:
         """Check that the schema is not older than this release, and learn its `dimensions`. Raises `SchemaError`."""
-        ((have, dimensions),) = await self._database.fetch("revision", {"schema": self._schema})
-        self._database.dimensions = dimensions or EMBEDDING_DIMENSIONS
+        have = await self._database.learn_revision()
         if have is None or have < REVISION:
             raise SchemaError(
                 f"schema {self._schema!r} is at revision {have or 0}, this release needs {REVISION}: "

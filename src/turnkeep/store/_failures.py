@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from enum import Enum
 from typing import Any
@@ -17,6 +18,7 @@ from turnkeep.errors import (
     ConversationEndedError,
     CorruptionError,
     DatabaseError,
+    EmbeddingDimensionsError,
     PermissionDeniedError,
     SchemaError,
     TurnkeepError,
@@ -119,6 +121,9 @@ def translated(error: psycopg.Error, schema: str) -> TurnkeepError:
             )
         case "XX001":
             return CorruptionError(f"{text}; nothing was changed")
+        case "TK006":
+            numbers = [int(number) for number in re.findall(r"\d+", text)[:2]]
+            return EmbeddingDimensionsError(f"{text}; nothing was written: {error.diag.message_hint}", *numbers)
         case "TK004":
             return ConflictError(
                 f"{text} than was seen there; nothing was written. A failover has lost writes: "

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from turnkeep import jsontext, spans
 from turnkeep.errors import (
+    EmbeddingDimensionsError,
     InvalidInputError,
     KeyReusedError,
     LeaseHeldError,
@@ -118,10 +119,8 @@ class Branch(Head):
         else happens (G3), `ConflictError` if another writer was faster (G2), `LeaseHeldError` or `LeaseLostError`
         (G5), `TurnNotOpenError`.
         """
-        prepared = self.prepared(
-            messages, tool_calls, tool_results, answers, state, final, write_id, embedding, embedding_model
-        )
-        self._database.check_usable()
+        given = (messages, tool_calls, tool_results, answers, state, final, write_id, embedding, embedding_model)
+        prepared = self._prepared(given)
         return self.perform(prepared, self._database.fetch)
 
     def save_all(
@@ -145,16 +144,25 @@ class Branch(Head):
         no `write_id` is given, nothing is written, and the head's place is given as `repeated`. All else is as in
         `save`, and so are the errors.
         """
-        prepared = self.prepared(
-            messages, tool_calls, tool_results, answers, state, final, write_id, embedding, embedding_model, whole=True
-        )
-        self._database.check_usable()
+        given = (messages, tool_calls, tool_results, answers, state, final, write_id, embedding, embedding_model)
+        prepared = self._prepared(given, whole=True)
         with self._lock:
             if again := self._made_before(prepared):
                 return again
             if final and not self.turn_open:
                 return self._whole_turn(prepared)
             return self._perform(prepared, self._database.fetch)
+
+    def _prepared(self, given: tuple[Any, ...], *, whole: bool = False) -> PreparedSave:
+        """Encode a save. The column of embeddings may have become longer since it was looked at: then once more."""
+        try:
+            prepared = self.prepared(*given, whole=whole)
+        except EmbeddingDimensionsError:
+            self._database.check_usable()
+            self._database.learn_revision()
+            prepared = self.prepared(*given, whole=whole)
+        self._database.check_usable()
+        return prepared
 
     def prepared(
         self,

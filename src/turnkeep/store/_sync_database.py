@@ -121,6 +121,12 @@ class Database:
         self._healing.stop()
         self._pool.close()
 
+    def learn_revision(self) -> int | None:
+        """Learn how many dimensions an embedding has, and give the newest numbered migration."""
+        ((have, dimensions),) = self.fetch("revision", {"schema": self.schema})
+        self.dimensions = dimensions or EMBEDDING_DIMENSIONS
+        return None if have is None else int(have)
+
     def fetch(
         self, name: str, parameters: Mapping[str, Any] | None = None, *, read_committed: bool = False
     ) -> list[tuple[Any, ...]]:

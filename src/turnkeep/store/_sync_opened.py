@@ -21,7 +21,6 @@ from turnkeep.store._details import check_name
 from turnkeep.store._statements import statements
 from turnkeep.store._sync_database import Database
 from turnkeep.store._sync_waiting import in_thread
-from turnkeep.store._vectors import EMBEDDING_DIMENSIONS
 
 if TYPE_CHECKING:
     from turnkeep.embedded import EmbeddedPostgres
@@ -160,8 +159,7 @@ class Opened:
 
     def check_revision(self) -> None:
         """Check that the schema is not older than this release, and learn its `dimensions`. Raises `SchemaError`."""
-        ((have, dimensions),) = self._database.fetch("revision", {"schema": self._schema})
-        self._database.dimensions = dimensions or EMBEDDING_DIMENSIONS
+        have = self._database.learn_revision()
         if have is None or have < REVISION:
             raise SchemaError(
                 f"schema {self._schema!r} is at revision {have or 0}, this release needs {REVISION}: "

@@ -24,8 +24,10 @@ def stored(vector: Sequence[float], dimensions: int | None, name: str) -> Vector
     number. `name` says whose it is.
     """
     try:
+        if isinstance(vector, bytes | bytearray | str):
+            raise TypeError(f"{type(vector).__name__} is given")
         numbers = array("f", vector)
-    except (TypeError, OverflowError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise EmbeddingError(f"{name}: no list of numbers: {error}") from None
     if dimensions is not None and len(numbers) > dimensions:
         raise EmbeddingDimensionsError(

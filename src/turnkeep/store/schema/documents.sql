@@ -84,6 +84,27 @@ BEGIN
     outcome := 'filled';
 END $$;
 
+-- An embedding as long as the column is now, which its writer may not know: padded with zeros, or rid of its padding.
+CREATE OR REPLACE FUNCTION {schema}.as_column(p_vector real[]) RETURNS real[]
+LANGUAGE plpgsql STABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_length int := cardinality(p_vector);
+    v_column int;
+BEGIN
+    SELECT nullif(a.atttypmod, -1) INTO v_column FROM pg_type AS t JOIN pg_attribute AS a ON a.attrelid = t.typrelid
+    WHERE t.oid = pg_typeof(NULL::{schema}.document) AND a.attname = 'embedding' AND NOT a.attisdropped;
+    IF v_column IS NULL OR v_column = v_length THEN
+        RETURN p_vector;
+    ELSIF v_length < v_column THEN
+        RETURN p_vector || array_fill(0::real, ARRAY[v_column - v_length]);
+    ELSIF 0 = ALL (p_vector[v_column + 1 :]) THEN
+        RETURN p_vector[: v_column];
+    END IF;
+    SELECT max(i) INTO v_length FROM generate_subscripts(p_vector, 1) AS i WHERE p_vector[i] <> 0;
+    RAISE EXCEPTION 'embedding: % dimensions, and the column of embeddings has %', v_length, v_column
+        USING ERRCODE = 'TK006', HINT = format('turnkeep migrate --dimensions %s makes room.', v_length);
+END $$;
+
 -- Keeps embeddings where the claim still holds, and counts them. p_vectors has all their numbers, one vector after the
 -- other.
 CREATE OR REPLACE FUNCTION {schema}.embedded_v1(
@@ -93,9 +114,13 @@ DECLARE
     v_length int := cardinality(p_vectors) / nullif(cardinality(p_chunks), 0);
     v_count int := 0;
 BEGIN
+    IF cardinality(p_chunks) > 0 AND coalesce(v_length, 0) = 0 THEN
+        RAISE EXCEPTION 'there are no vectors for % chunks', cardinality(p_chunks)
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     FOR i IN 1..cardinality(p_chunks) LOOP
         UPDATE {schema}.document AS d SET
-            embedding = p_vectors[(i - 1) * v_length + 1 : i * v_length]::{vector}, model = p_model,
+            embedding = {schema}.as_column(p_vectors[(i - 1) * v_length + 1 : i * v_length])::{vector}, model = p_model,
             next_try_at = NULL, claim = NULL, tries = 0, error = NULL
         WHERE d.conversation_id = p_conversations[i] AND d.branch = p_branches[i] AND d.turn_index = p_turns[i]
             AND d.chunk = p_chunks[i] AND d.claim = p_claim;

@@ -335,7 +335,7 @@ BEGIN
             ON CONFLICT DO NOTHING;
         ELSE
             INSERT INTO {schema}.document (conversation_id, branch, turn_index, next_try_at, embedding, model)
-            VALUES (p_conversation, p_branch, p_turn, v_now, p_embedding::{vector}, p_model)
+            VALUES (p_conversation, p_branch, p_turn, v_now, {schema}.as_column(p_embedding)::{vector}, p_model)
             ON CONFLICT DO NOTHING;
         END IF;
         waiting := {schema}.request_waits(p_conversation, p_branch);
