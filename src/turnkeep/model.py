@@ -293,7 +293,7 @@ class ArchivedConversation:
 class Archiving:
     """What was put into the archive, or back: bytes there, bytes before, and rows of each kind.
 
-    `repeated` is true where that had been done before, and nothing happened.
+    `repeated` is true where that had been done before, `skipped` where it was used meanwhile: nothing happened then.
     """
 
     conversation_id: uuid.UUID
@@ -304,6 +304,7 @@ class Archiving:
     messages: int
     requests: int
     repeated: bool = False
+    skipped: bool = False
 
 
 @dataclass(frozen=True)

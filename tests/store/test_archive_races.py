@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -100,6 +101,26 @@ async def test_a_save_that_an_archiving_waits_for_is_in_it(
     assert isinstance(saved, Saved)
     assert isinstance(archived, Archiving)
     assert (await store.restore("c")).messages[-1] == {"said": "last"}
+
+
+@pytest.mark.parametrize("what", ["idle", "ended"])
+async def test_one_that_is_used_after_it_was_listed_is_not_archived(
+    dsn: str, store: AsyncStore, branch: AsyncBranch, advance: Callable[[timedelta], None], what: str
+) -> None:
+    age: dict[str, Any] = {f"{what}_seconds": 3600.0}
+    if what == "ended":
+        await store.end("c")
+    advance(timedelta(days=2))
+    assert await store.to_archive(**age) == [branch.conversation_id]
+    if what == "ended":
+        await store.reopen("c")
+    await branch.begin_turn(USER)
+    await branch.save([{"said": "last"}], final=True)
+    done = await store.archive("c", **age)
+    assert (done.skipped, done.repeated) == (True, False)
+    check_whole(dsn, archived=False)
+    advance(timedelta(days=4))
+    assert (await store.archive("c", **age)).skipped is (what == "ended")
 
 
 async def test_an_update_beside_an_archiving_is_in_it_or_refused(

@@ -79,6 +79,7 @@ OUTCOMES = {
     "done": "There is nothing left to do.",
     "expired": "Its time was over: it is erased.",
     "alive": "Its time is not over, somebody is at it, or a request waits.",
+    "not_due": "It has not been ended, or at rest, for as long as was asked for: somebody has used it meanwhile.",
     "busy": "Somebody has held a lock for a second: nothing was done.",
     "failed": "Its workers have died five times in a row: it is failed instead.",
 }

@@ -94,12 +94,14 @@ class _Run:
         self._done: list[Archiving] = []
         self._would = 0
         self._repeated = 0
+        self._skipped = 0
         self.refused: list[str] = []
 
     async def archive(self, references: list[str], wanted: dict[str, Any], limit: int | None) -> None:
         """Archive those that are named, or all that fit."""
         async with opened(self._options) as store:
             named = [await find_only(store, reference) for reference in references]
+            age = {name: wanted[name] for name in ("ended_seconds", "idle_seconds")}
             with bar(self._options, "archiving", len(named) or None) as tell:
                 async for conversation in _chosen(store, dict.fromkeys(named), wanted, limit):
                     if self._dry_run:
@@ -108,7 +110,7 @@ class _Run:
                         continue
                     try:
                         await _index(store, conversation)
-                        self._take(await store.archive(conversation))
+                        self._take(await store.archive(conversation, **age))
                     except (ConflictError, LeaseError) as error:
                         if len(named) == 1:
                             raise
@@ -143,6 +145,8 @@ class _Run:
             output.note(
                 f"{count(self._repeated, 'conversation')} {'was' if self._repeated == 1 else 'were'} {repeated}."
             )
+        if self._skipped:
+            output.note(f"{count(self._skipped, 'conversation')} used meanwhile: left as they are.")
 
     def _would_be(self, conversation: UUID) -> None:
         if self._options.json:
@@ -151,7 +155,9 @@ class _Run:
             self._options.output.text(str(conversation))
 
     def _take(self, one: Archiving) -> None:
-        if one.repeated:
+        if one.skipped:
+            self._skipped += 1
+        elif one.repeated:
             self._repeated += 1
         else:
             self._done.append(one)

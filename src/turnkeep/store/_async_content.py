@@ -143,9 +143,10 @@ class AsyncContent:
 
     # -- the archive
 
-    async def close(self) -> tuple[Any, ...]:
+    async def close(self, ended_seconds: float | None, idle_seconds: float | None) -> tuple[Any, ...]:
         """Lock it so that nobody writes to it: whether it may be archived, and what stands in the way."""
-        return (await self._fetch(self._statement("archive_close"), {}))[0]
+        age = {"ended_seconds": ended_seconds, "idle_seconds": idle_seconds}
+        return (await self._fetch(self._statement("archive_close"), age))[0]
 
     async def open(self) -> bool | None:
         """Lock it: whether it is archived; None where there is none."""

@@ -32,7 +32,9 @@ _AT_ONCE = 256 * 1024  # bytes of lines that are packed together, beside the loo
 class Archive(Opened):
     """The part of a store that knows the archive."""
 
-    def archive(self, conversation: Id) -> Archiving:
+    def archive(
+        self, conversation: Id, *, ended_seconds: float | None = None, idle_seconds: float | None = None
+    ) -> Archiving:
         """Put a conversation into the archive: its rows become one compressed row, in one transaction.
 
         It stays readable (`restore`, `history`, `branches`, `describe`) and takes no writes, which raise
@@ -42,11 +44,14 @@ class Archive(Opened):
         Refused while somebody runs it (`LeaseHeldError`), a turn of it is open (`TurnOpenError`) or a request waits
         (`ConflictError`); one that has been ended is archived whatever was open then. A writer beside it is waited for.
         Takes as long as it takes; each statement ends within the store's `timeout`.
+
+        With the seconds of `to_archive` one that somebody has used since it was listed is left alone, and `skipped`
+        says so: that is decided under the same locks.
         """
         name = str(conversation)
 
         def put_away(content: ConversationContent) -> Archiving:
-            outcome, branch, owner, until, waiting = content.close()
+            outcome, branch, owner, until, waiting = content.close(ended_seconds, idle_seconds)
             place = f"conversation {name!r}, branch {branch}"
             remedy = "nothing was archived: let it come to its end, or end the conversation first (`turnkeep end`)"
             match outcome:
@@ -54,6 +59,8 @@ class Archive(Opened):
                     raise no_conversation(conversation)
                 case "archived":
                     return _archiving(content, repeated=True)
+                case "not_due":
+                    return Archiving(content.conversation, 0, 0, 0, 0, 0, 0, skipped=True)
                 case "lease_held":
                     held = f"under a lease until {until:%H:%M:%S.%f %Z}"
                     raise LeaseHeldError(f"{place}: {owner} is running it, {held}; nothing was archived")

@@ -144,9 +144,10 @@ class ConversationContent:
 
     # -- the archive
 
-    def close(self) -> tuple[Any, ...]:
+    def close(self, ended_seconds: float | None, idle_seconds: float | None) -> tuple[Any, ...]:
         """Lock it so that nobody writes to it: whether it may be archived, and what stands in the way."""
-        return (self._fetch(self._statement("archive_close"), {}))[0]
+        age = {"ended_seconds": ended_seconds, "idle_seconds": idle_seconds}
+        return (self._fetch(self._statement("archive_close"), age))[0]
 
     def open(self) -> bool | None:
         """Lock it: whether it is archived; None where there is none."""

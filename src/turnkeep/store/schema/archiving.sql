@@ -13,9 +13,11 @@ BEGIN
 END $$;
 
 -- Locks all branches of a conversation, so that nobody writes to it, and says whether it may be archived: 'locked', or
--- what stands in the way. One that has ended may be, whatever was open then: reopened, it goes on with that.
+-- what stands in the way. One that has ended may be, whatever was open then: reopened, it goes on with that. 'not_due' is one
+-- that has not been ended, or at rest, for so many seconds.
 CREATE OR REPLACE FUNCTION {schema}.archive_lock_v1(
-    p_conversation uuid, OUT outcome text, OUT branch int, OUT lease_owner text, OUT lease_until timestamptz, OUT waiting bigint
+    p_conversation uuid, p_ended_seconds float8 DEFAULT NULL, p_idle_seconds float8 DEFAULT NULL,
+    OUT outcome text, OUT branch int, OUT lease_owner text, OUT lease_until timestamptz, OUT waiting bigint
 ) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_now timestamptz := {schema}.clock();
@@ -29,10 +31,24 @@ BEGIN
         EXIT WHEN v_rows = v_locked;
         v_locked := v_rows;
     END LOOP;
-    SELECT CASE WHEN v.archived_at IS NOT NULL THEN 'archived' ELSE 'locked' END INTO outcome
+    SELECT CASE
+            WHEN v.archived_at IS NOT NULL THEN 'archived'
+            WHEN p_ended_seconds IS NOT NULL AND coalesce(v.ended_at >= v_now - make_interval(secs => p_ended_seconds), true)
+                THEN 'not_due'
+            WHEN p_idle_seconds IS NOT NULL AND EXISTS (
+                SELECT FROM {schema}.branch AS b
+                WHERE b.conversation_id = p_conversation
+                    AND (b.status NOT IN ('idle', 'ended')
+                        OR b.updated_at >= v_now - make_interval(secs => p_idle_seconds)))
+                THEN 'not_due'
+            ELSE 'locked'
+        END INTO outcome
     FROM {schema}.conversation AS v WHERE v.conversation_id = p_conversation;
     IF outcome IS NULL OR v_locked = 0 THEN
-        outcome := coalesce(nullif(outcome, 'locked'), 'not_found');
+        outcome := CASE WHEN outcome = 'archived' THEN outcome ELSE 'not_found' END;
+        RETURN;
+    END IF;
+    IF outcome = 'not_due' THEN
         RETURN;
     END IF;
     SELECT b.branch, b.lease_owner, b.lease_until, w.waiting, CASE

@@ -2,7 +2,8 @@
 
 -- name: archive_close
 -- Locks a conversation that is to be archived, or says what stands in the way.
-SELECT outcome, branch, lease_owner, lease_until, waiting FROM {schema}.archive_lock_v1(%(conversation)s)
+SELECT outcome, branch, lease_owner, lease_until, waiting
+FROM {schema}.archive_lock_v1(%(conversation)s, %(ended_seconds)s, %(idle_seconds)s)
 
 -- name: archive_move
 -- Puts the payload in the place of the rows it was made of.
