@@ -14,15 +14,26 @@ from turnkeep.spans import owner_of
 
 _STATUSES = frozenset(("idle", "open", "ready", "waiting", "ended", "failed"))
 _PHASES = frozenset(("input", "tool_calls", "started", "tool_results", "step", "final"))
+_TIMES = frozenset(
+    ["created_at", "ended_at", "archived_at", "ready_at", "turn_started_at", "updated_at", "received_at"]
+)
+_EARLIEST = "1970-01-01T00:00:00.000000+00:00"
+_LONGEST_TTL_DAYS = 365_000
+_DAY = 86_400_000_000  # in microseconds
 
 Record = dict[str, Any]
 
 
 class Checks:
-    """Rows of one conversation against each other. Raises `ValueError` in words."""
+    """Rows of one conversation against each other. Raises `ValueError` in words.
 
-    def __init__(self, head: Record) -> None:
+    With `latest` each value must also be one that the store would have taken, and no time be later: that is asked of
+    what comes from elsewhere, not of an archive's own.
+    """
+
+    def __init__(self, head: Record, latest: str | None = None) -> None:
         self._head = head
+        self._latest = latest
         self._branches: dict[int, Record] = {}
         self._last: dict[str, tuple[Any, ...]] = {}
         self._keys: set[str] = set()
@@ -32,9 +43,14 @@ class Checks:
         _need(head["next_branch"] >= 1, "next_branch is less than 1")
         _check_object(head["metadata"], "metadata")
         _need(len(head.get("ttl", [0] * 3)) == 3, "ttl is not months, days and microseconds")
+        if latest is not None:
+            _check_ttl(head)
+            self._times("conversation", head)
 
     def row(self, kind: Any, record: Record) -> None:
         """Check a row."""
+        if self._latest is not None:
+            self._times(kind.name, record)
         match kind.name:
             case "branch":
                 self._branch(record)
@@ -149,6 +165,11 @@ class Checks:
         _need(row["turn_index"] >= 0 and row["chunk"] >= 0, "a document of no turn")
         _need("embedding" not in row or ("model" in row and "text" in row), "an embedding without text and model")
 
+    def _times(self, kind: str, row: Record) -> None:
+        assert self._latest is not None
+        for name in _TIMES & row.keys():
+            _need(_EARLIEST <= row[name] <= self._latest, f"{kind}: {name} is before 1970, or later than tomorrow")
+
     def _in_order(self, kind: str, *key: int) -> None:
         last = self._last.get(kind)
         _need(last is None or last < key, f"{kind} {'.'.join(map(str, key))} is out of order, or there twice")
@@ -158,6 +179,18 @@ class Checks:
 def _need(holds: bool, otherwise: str) -> None:
     if not holds:
         raise ValueError(otherwise)
+
+
+def _check_ttl(head: Record) -> None:
+    if "ttl" not in head:
+        return
+    months, days, microseconds = head["ttl"]
+    whole = (months * 30 + days) * _DAY + microseconds
+    _need(
+        0 < whole <= _LONGEST_TTL_DAYS * _DAY
+        and max(abs(months) * 30, abs(days), abs(microseconds) // _DAY) <= _LONGEST_TTL_DAYS,
+        f"ttl: more than nothing and at most {_LONGEST_TTL_DAYS} days are allowed",
+    )
 
 
 def _check_object(text: str, what: str) -> None:

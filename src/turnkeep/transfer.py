@@ -50,7 +50,11 @@ def _is_uuid(value: Any) -> bool:
 
 def _is_time(value: Any) -> bool:
     try:
-        return isinstance(value, str) and datetime.fromisoformat(value).isoformat(timespec="microseconds") == value
+        return (
+            isinstance(value, str)
+            and value.endswith("+00:00")
+            and datetime.fromisoformat(value).isoformat(timespec="microseconds") == value
+        )
     except ValueError:
         return False
 
@@ -266,11 +270,13 @@ class Writer:
 class Reader:
     """Reads conversations line by line, and believes nothing: each line is checked, and what it says of others.
 
-    Raises `TransferError`, which names the line and where it begins.
+    Raises `TransferError`, which names the line and where it begins. With `latest`, a time in UTC, it is strict: what
+    comes from elsewhere must be what the store itself would have taken.
     """
 
-    def __init__(self, stream: BinaryIO, name: str) -> None:
+    def __init__(self, stream: BinaryIO, name: str, latest: datetime | None = None) -> None:
         self._stream = stream
+        self._latest = None if latest is None else _TIME.plain(latest)
         self._name = name
         self.number = 0
         self.position = 0
@@ -299,7 +305,7 @@ class Reader:
         """The rows of the conversation begun, to its end, which is checked."""
         from turnkeep._transfer_checks import Checks
 
-        checks = self._checked(Checks, self._head)
+        checks = self._checked(Checks, self._head, self._latest)
         counts = {kind.name: 0 for kind in ROWS}
         order = 0
         while True:

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
+import psycopg
 import pytest
 
 import turnkeep
@@ -154,6 +155,20 @@ async def test_a_write_that_comes_first_saves_it_and_one_that_comes_later_finds_
     assert isinstance(done, NotFoundError) is expire_first, done
     assert expired.erased.conversations == int(expire_first)
     assert bool(observer.traces([one])) is not expire_first
+
+
+@pytest.mark.parametrize("ttl", ["178000000 years", "-178000000 years", "2147483647 days", "-1 day", "1 year -2 mons"])
+async def test_a_time_that_sql_has_set_breaks_nothing_for_the_others(
+    dsn: str, store: AsyncStore, advance: Advance, ttl: str
+) -> None:
+    for name in ("odd", "short"):
+        await store.conversation(name, agent_id=name, ttl=DAY if name == "short" else None)
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("UPDATE turnkeep.conversation SET ttl = %s WHERE external_id = 'odd'", (ttl,))
+    advance(2 * DAY)
+    over = ttl.startswith("-")
+    assert (await store.expire(dry_run=True)).erased.conversations == 1 + over
+    assert (await store.expire()).erased.conversations == 1 + over
 
 
 async def test_one_that_somebody_holds_is_left_and_that_is_said(dsn: str, store: AsyncStore, advance: Advance) -> None:

@@ -308,7 +308,7 @@ async def test_ids_and_times_survive_a_session_of_another_zone_and_style(
 ) -> None:
     from psycopg.conninfo import make_conninfo
 
-    advance(timedelta(days=200))
+    advance(timedelta(days=-200))
     await rich(store, "c")
     settings = "-c TimeZone=Asia/Kathmandu -c DateStyle=SQL,DMY -c IntervalStyle=sql_standard -c search_path=nowhere"
     async with turnkeep.open(make_conninfo(dsn, options=settings)) as there:

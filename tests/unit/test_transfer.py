@@ -7,6 +7,7 @@ import io
 import json
 import uuid
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -54,7 +55,7 @@ def written(lines: list[Line], *, trailer: bool = True) -> bytes:
 
 def read(data: bytes) -> int:
     """Read all of it, and give the number of rows."""
-    reader = Reader(io.BytesIO(data), "x.jsonl")
+    reader = Reader(io.BytesIO(data), "x.jsonl", datetime.fromisoformat(MOMENT))
     count = 0
     while reader.conversation() is not None:
         count += sum(1 for _ in reader.rows())
@@ -78,6 +79,18 @@ HOSTILE: dict[str, tuple[list[Line], str]] = {
     "NUL in a text": (changed(0, external_id="a\0b"), "external_id is not text without NUL"),
     "a surrogate": (changed(0, title="\ud800"), "title is not text without NUL"),
     "a local time": (changed(0, created_at="2026-11-30T12:00:00"), "created_at is not a time"),
+    "another zone": (changed(0, created_at="2026-11-30T12:00:00.000001+05:00"), "created_at is not a time in UTC"),
+    "a time to come": (
+        changed(1, updated_at="9999-12-31T23:59:59.999999+00:00"),
+        "branch: updated_at is before 1970, or",
+    ),
+    "a time long ago": (
+        changed(5, created_at="0001-01-01T00:00:00.000000+00:00"),
+        "checkpoint: created_at is before 1970",
+    ),
+    "a ttl of nothing": (changed(0, ttl=[0, 0, 0]), "ttl: more than nothing and at most 365000 days"),
+    "a ttl of ages": (changed(0, ttl=[0, 365_000, 1]), "ttl: more than nothing and at most 365000 days"),
+    "a ttl beyond int4": (changed(0, ttl=[2**40, -(2**40) * 30, 1]), "ttl: more than nothing and at most 365000 days"),
     "no time": (changed(0, created_at=...), "created_at is missing"),
     "a number too large": (changed(0, version=2**31), "version is not a whole number"),
     "a boolean": (changed(0, version=True), "version is not a whole number"),

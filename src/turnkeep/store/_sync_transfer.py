@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, BinaryIO
 
 import psycopg
@@ -28,6 +28,7 @@ Progress = Callable[[int, int], None]
 _PAGE = 1000
 _CHUNK = 1024 * 1024
 _NAMED = 5
+_AHEAD = timedelta(days=1)  # by how much the clock of another database may be
 
 
 class Transfer(Opened):
@@ -108,7 +109,8 @@ class Transfer(Opened):
         Raises `TransferError` where the file is damaged, cut off or of a newer format: the conversations before that
         line have been imported, the one that it belongs to has not. `name` is what it calls the file.
         """
-        reader = Reader(file, name)
+        ((moment,),) = self._ask(self._transfer_statement("export_moment"), {})
+        reader = Reader(file, name, (moment + _AHEAD).astimezone(UTC))
         tally = {"made": 0, "there": 0, "message": 0, "checkpoint": 0}
         conflicts: list[str] = []
         while (header := in_thread(reader.conversation)) is not None:

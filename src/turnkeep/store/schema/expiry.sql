@@ -7,6 +7,19 @@ BEGIN
     RETURN coalesce(p_ttl, (SELECT r.ttl FROM {schema}.retention AS r WHERE r.agent_id = p_agent));
 END $$;
 
+-- Whether a time to live is over since a write, whatever either is: what people set by SQL must not end a run for all.
+CREATE OR REPLACE FUNCTION {schema}.is_over(p_newest timestamptz, p_ttl interval, p_now timestamptz) RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN CASE
+        WHEN p_ttl IS NULL OR NOT isfinite(p_newest) THEN false
+        WHEN p_now - p_newest < p_ttl THEN false  -- a subtraction can't overflow
+        WHEN p_ttl > '0' AND date_part('year', p_ttl) BETWEEN -1000 AND 1000
+            AND date_part('day', p_ttl) BETWEEN -365000 AND 365000 THEN p_newest + p_ttl <= p_now  -- months of the calendar
+        ELSE true
+    END;
+END $$;
+
 -- A conversation and its children at any depth.
 CREATE OR REPLACE FUNCTION {schema}.family_of(p_conversation uuid) RETURNS uuid[]
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
@@ -80,7 +93,7 @@ BEGIN
     FROM {schema}.branch AS b WHERE b.conversation_id = ANY (v_family);
     v_busy := v_busy OR EXISTS (
         SELECT FROM {schema}.request AS r WHERE r.conversation_id = ANY (v_family) AND r.taken_turn IS NULL);
-    IF v_ttl IS NULL OR v_busy OR v_newest + v_ttl > v_now THEN
+    IF v_busy OR NOT {schema}.is_over(v_newest, v_ttl, v_now) THEN
         outcome := 'alive';
         RETURN;
     END IF;

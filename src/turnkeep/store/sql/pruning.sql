@@ -74,10 +74,12 @@ SELECT EXISTS (SELECT FROM {schema}.retention) OR EXISTS (SELECT FROM {schema}.c
 SELECT coalesce(pg_catalog.array_agg(w.conversation_id) FILTER (WHERE w.due), '{{}}'), pg_catalog.count(*),
     (pg_catalog.array_agg(w.conversation_id ORDER BY w.conversation_id DESC))[1]
 FROM (
-    SELECT v.conversation_id, greatest(v.created_at, v.archived_at, (
-        SELECT pg_catalog.max(b.updated_at) FROM {schema}.branch AS b WHERE b.conversation_id = v.conversation_id
-    )) + coalesce(v.ttl, r.ttl) <= (SELECT {schema}.clock()) AND (%(tenant)s::pg_catalog.text IS NULL OR v.tenant = %(tenant)s)
-        AS due
+    SELECT v.conversation_id, (%(tenant)s::pg_catalog.text IS NULL OR v.tenant = %(tenant)s)
+        AND CASE WHEN coalesce(v.ttl, r.ttl) IS NOT NULL THEN {schema}.is_over(
+            greatest(v.created_at, v.archived_at, (
+                SELECT pg_catalog.max(b.updated_at) FROM {schema}.branch AS b WHERE b.conversation_id = v.conversation_id)),
+            coalesce(v.ttl, r.ttl), (SELECT {schema}.clock()))
+        ELSE false END AS due
     FROM (
         SELECT o.* FROM {schema}.conversation AS o WHERE o.conversation_id > %(after)s
         ORDER BY o.conversation_id LIMIT %(limit)s
