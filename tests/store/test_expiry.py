@@ -11,6 +11,7 @@ import pytest
 
 import turnkeep
 from tests.observing import Observer, branches_held, conversation_held, in_order
+from tests.store.whole_rows import exported, imported
 from turnkeep import AsyncStore, Erased, Expired, InvalidInputError, NotFoundError
 
 DAY = timedelta(days=1)
@@ -155,6 +156,22 @@ async def test_a_write_that_comes_first_saves_it_and_one_that_comes_later_finds_
     assert isinstance(done, NotFoundError) is expire_first, done
     assert expired.erased.conversations == int(expire_first)
     assert bool(observer.traces([one])) is not expire_first
+
+
+async def test_what_has_just_come_back_or_come_in_is_kept_for_its_time(store: AsyncStore, advance: Advance) -> None:
+    await store.set_retention("a", DAY)
+    for name in ("unarchived", "imported"):
+        await store.conversation(name, agent_id="a")
+    data = await exported(store, "imported")
+    await store.erase("imported")
+    await store.archive("unarchived")
+    advance(3 * DAY)
+    await store.unarchive("unarchived")
+    await imported(store, data)
+    assert await store.expire(dry_run=True) == await store.expire() == Expired()
+    advance(5 * DAY)
+    assert (await store.expire(dry_run=True)).erased.conversations == 2
+    assert (await store.expire()).erased.conversations == 2
 
 
 @pytest.mark.parametrize("ttl", ["178000000 years", "-178000000 years", "2147483647 days", "-1 day", "1 year -2 mons"])

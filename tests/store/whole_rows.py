@@ -22,6 +22,7 @@ OWN = {
     "document": ("next_try_at",),
     "archive": ("digest", "payload", "raw_bytes"),
 }
+NEVER = {"conversation": ("kept_since",)}  # when it came here, or back
 AWKWARD = (
     '{"role": "user",\n "content": "a\\u0000b \\ud800 \u2028 \\n", "role": "user"}',
     f'{{"role": "tool", "n": [{", ".join(NUMBERS)}]}}',
@@ -41,7 +42,7 @@ def rows(dsn: str, conversations: Sequence[uuid.UUID] | None = None, *, exact: b
                     " WHERE table_schema = 'turnkeep' AND table_name = %s ORDER BY ordinal_position",
                     (table,),
                 )
-                if exact or name not in OWN.get(table, ())
+                if (exact or name not in OWN.get(table, ())) and name not in NEVER.get(table, ())
             )
             query = sql.SQL(
                 "SELECT {0} FROM turnkeep.{1} AS t WHERE %(ids)s::uuid[] IS NULL OR t.conversation_id = ANY (%(ids)s)"

@@ -39,9 +39,9 @@ class Retention(Conversations):
     ) -> Expired:
         """Erase the conversations whose time is over, with their children, and count what was removed (G12).
 
-        A conversation's time is over `ttl` after the newest write to it or to one of its children: an archived one's
-        is when it was archived. While somebody runs a branch under a lease, or a request waits, it is not. That is
-        decided under the branches' locks: a write that comes first saves it. Each is erased in a transaction of its
+        A conversation's time is over `ttl` after the newest write to it or to one of its children: to be archived,
+        unarchived or imported is one. While somebody runs a branch under a lease, or a request waits, it is not. This
+        is decided under the branches' locks: a write that comes first saves it. Each is erased in a transaction of its
         own, at most `limit` of them; `progress` is called with how many have been looked at. With `dry_run` nothing is
         erased, and only conversations are counted.
         """

@@ -113,5 +113,6 @@ BEGIN
     DELETE FROM {schema}.archive AS a WHERE a.conversation_id = p_conversation;
     UPDATE {schema}.document AS d SET next_try_at = {schema}.clock()
     WHERE d.conversation_id = p_conversation AND d.text IS NULL AND d.next_try_at IS NULL AND d.error IS NULL;
-    UPDATE {schema}.conversation AS v SET archived_at = NULL WHERE v.conversation_id = p_conversation;
+    UPDATE {schema}.conversation AS v SET archived_at = NULL, kept_since = {schema}.clock()
+    WHERE v.conversation_id = p_conversation;
 END $$;

@@ -27,6 +27,7 @@ BEGIN
         ('conversation', 'version', 'How often title, tags and metadata have been updated.'),
         ('conversation', 'update_ids', 'The ids of the newest updates: one of them again changes nothing more.'),
         ('conversation', 'ttl', 'How long it is kept after its newest write; null: as its agent''s are.'),
+        ('conversation', 'kept_since', 'When it was imported or unarchived last: that counts as a write.'),
 
         ('branch', NULL,
          'A line of turns: its head, its lease, and what it waits for. The only row of a conversation that a save changes.'),

@@ -61,7 +61,7 @@ EXCEPTION WHEN lock_not_available THEN
 END $$;
 
 -- Erases a conversation with its children if its time is over: 'expired', or 'alive', or 'busy' where somebody held a
--- branch for a second. The newest write to any of them counts; an archived one's is when it was archived. While a lease is
+-- branch for a second. The newest write to any of them counts; to be archived, unarchived or imported is one. While a lease is
 -- live or a request waits, nothing expires. With p_look nothing is locked and nothing is erased.
 CREATE OR REPLACE FUNCTION {schema}.expire_v1(
     p_conversation uuid, p_look boolean DEFAULT false, OUT outcome text,
@@ -87,7 +87,7 @@ BEGIN
     END IF;
     SELECT {schema}.ttl_of(v.ttl, v.agent_id) INTO v_ttl
     FROM {schema}.conversation AS v WHERE v.conversation_id = p_conversation;
-    SELECT max(greatest(v.created_at, v.archived_at)) INTO v_newest
+    SELECT max(greatest(v.created_at, v.archived_at, v.kept_since)) INTO v_newest
     FROM {schema}.conversation AS v WHERE v.conversation_id = ANY (v_family);
     SELECT greatest(v_newest, max(b.updated_at)), coalesce(bool_or(b.lease_until > v_now), false) INTO v_newest, v_busy
     FROM {schema}.branch AS b WHERE b.conversation_id = ANY (v_family);

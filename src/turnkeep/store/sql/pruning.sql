@@ -76,7 +76,7 @@ SELECT coalesce(pg_catalog.array_agg(w.conversation_id) FILTER (WHERE w.due), '{
 FROM (
     SELECT v.conversation_id, (%(tenant)s::pg_catalog.text IS NULL OR v.tenant = %(tenant)s)
         AND CASE WHEN coalesce(v.ttl, r.ttl) IS NOT NULL THEN {schema}.is_over(
-            greatest(v.created_at, v.archived_at, (
+            greatest(v.created_at, v.archived_at, v.kept_since, (
                 SELECT pg_catalog.max(b.updated_at) FROM {schema}.branch AS b WHERE b.conversation_id = v.conversation_id)),
             coalesce(v.ttl, r.ttl), (SELECT {schema}.clock()))
         ELSE false END AS due

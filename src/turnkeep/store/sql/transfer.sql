@@ -104,9 +104,10 @@ RETURNING branch
 -- name: put_conversation
 -- A conversation, unless there is one of that id.
 INSERT INTO {schema}.conversation (conversation_id, external_id, agent_id, tenant, title, tags, metadata, version, update_ids,
-    parent_conversation_id, current_branch, next_branch, created_at, ended_at, ttl)
+    parent_conversation_id, current_branch, next_branch, created_at, ended_at, kept_since, ttl)
 SELECT %(conversation)s, r.external_id, r.agent_id, r.tenant, r.title, r.tags, r.metadata::pg_catalog.jsonb, r.version,
     r.update_ids, r.parent_conversation_id, r.current_branch, r.next_branch, r.created_at, r.ended_at,
+    {schema}.clock(),
     pg_catalog.make_interval(months => r.ttl[1]::pg_catalog.int4, days => r.ttl[2]::pg_catalog.int4)
         + r.ttl[3] * pg_catalog.make_interval(secs => 0.000001)
 FROM pg_catalog.json_to_recordset(%(lines)s::pg_catalog.json) AS r (
