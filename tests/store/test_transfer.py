@@ -17,6 +17,7 @@ import turnkeep
 from tests.conftest import Server, _database
 from tests.store.whole_rows import exported, imported, rich, rows
 from turnkeep import AsyncStore, ConflictError, TransferError
+from turnkeep.store import _async_transfer, _sync_transfer
 
 USER = {"role": "user", "content": "x"}
 
@@ -268,6 +269,30 @@ async def test_documents_travel_with_their_embeddings(
     with psycopg.connect(other_dsn) as two:
         left = two.execute("SELECT count(*), count(text), count(next_try_at) FROM turnkeep.document").fetchone()
     assert left == (len(rows(dsn)["document"]), 0, len(rows(dsn)["document"]))
+
+
+async def test_a_server_that_is_lost_behind_the_last_line_of_a_conversation_repeats_nothing(
+    store: AsyncStore, target: AsyncStore, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        await rich(store, name)
+    for module in (_async_transfer, _sync_transfer):
+        monkeypatch.setattr(module, "_CHUNK", 1)
+
+    class Killing(io.BytesIO):
+        def write(self, data: Any) -> int:
+            if data.startswith(b'{"kind":"end"'):
+                with psycopg.connect(dsn, autocommit=True, application_name="killer") as killer:
+                    killer.execute(
+                        "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity"
+                        " WHERE datname = current_database() AND application_name = 'turnkeep'"
+                    )
+            return super().write(data)
+
+    file = Killing()
+    assert (await store.export(cast("BinaryIO", file))).conversations == 2
+    assert file.getvalue().count(b'{"kind":"conversation"') == 2
+    assert (await imported(target, file.getvalue())).conversations == 2
 
 
 async def test_an_old_release_of_the_same_moment_is_told_by_its_format(store: AsyncStore) -> None:

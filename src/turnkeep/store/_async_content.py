@@ -237,8 +237,12 @@ async def in_transaction(
                 if connection.info.transaction_status in _BETWEEN_STATEMENTS:
                     await block.__aexit__(type(failure), failure, failure.__traceback__)
                 raise
-            async with waiting.until(monotonic() + database.timeout, connection):
-                await block.__aexit__(None, None, None)
+            try:
+                async with waiting.until(monotonic() + database.timeout, connection):
+                    await block.__aexit__(None, None, None)
+            except psycopg.Error:
+                if not snapshot:
+                    raise  # else all has been read, and nothing is to be committed: once more would be once too often
             return result
         except psycopg.Error as error:
             if repeatable or not begun:

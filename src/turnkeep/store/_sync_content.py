@@ -236,8 +236,12 @@ def in_transaction(
                 if connection.info.transaction_status in _BETWEEN_STATEMENTS:
                     block.__exit__(type(failure), failure, failure.__traceback__)
                 raise
-            with waiting.until(monotonic() + database.timeout, connection):
-                block.__exit__(None, None, None)
+            try:
+                with waiting.until(monotonic() + database.timeout, connection):
+                    block.__exit__(None, None, None)
+            except psycopg.Error:
+                if not snapshot:
+                    raise  # else all has been read, and nothing is to be committed: once more would be once too often
             return result
         except psycopg.Error as error:
             if repeatable or not begun:
