@@ -40,6 +40,7 @@ Catch `TurnkeepError` for all of them::
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -195,7 +196,15 @@ class PermissionDeniedError(DatabaseError):
 
 
 class CorruptionError(DatabaseError):
-    """Stored rows contradict each other. Nothing was guessed and nothing was written."""
+    """Stored rows contradict each other. Nothing was guessed and nothing was written.
+
+    `left_out` are the ids of damaged conversations that an export has gone on without: the others are written, to the
+    last line of the file.
+    """
+
+    def __init__(self, *arguments: object, left_out: Sequence[uuid.UUID] = ()) -> None:
+        super().__init__(*arguments)
+        self.left_out = tuple(left_out)
 
 
 class EmbeddingError(TurnkeepError):

@@ -9,7 +9,9 @@ import signal
 import stat
 import subprocess
 from pathlib import Path
+from typing import LiteralString
 
+import psycopg
 import pytest
 
 import turnkeep
@@ -43,6 +45,21 @@ def piped(command: str, dsn: str) -> bytes:
     environment = {**PLAIN, "TURNKEEP_DATABASE_URL": dsn}
     done = subprocess.run(command, shell=True, env=environment, capture_output=True, timeout=PATIENCE, check=True)
     return done.stdout
+
+
+@pytest.mark.usefixtures("three")
+@pytest.mark.parametrize("damage", ["UPDATE turnkeep.archive SET payload = 'x'", "DELETE FROM turnkeep.archive"])
+async def test_an_export_goes_on_without_what_is_damaged(
+    dsn: str, store: turnkeep.AsyncStore, tmp_path: Path, damage: LiteralString
+) -> None:
+    one = await store.archive("one")
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(damage)
+    done = run("export", "--all", "--output", str(tmp_path / "x.jsonl"), dsn=dsn)
+    assert done.code == 1
+    assert f"the archive of conversation {one.conversation_id} is damaged or missing" in done.err
+    again = run("import", str(tmp_path / "x.jsonl"), dsn=dsn)
+    assert (again.code, "2 conversations there already" in again.out) == (0, True)
 
 
 @pytest.mark.usefixtures("three")

@@ -24,7 +24,7 @@ from turnkeep.cli.options import Options, conversation_command
 from turnkeep.cli.progress import bar
 from turnkeep.cli.reference import CONVERSATION, find_only
 from turnkeep.cli.text import count, size
-from turnkeep.errors import InvalidInputError
+from turnkeep.errors import CorruptionError, InvalidInputError
 
 if TYPE_CHECKING:
     from turnkeep.model import Transferred
@@ -89,8 +89,16 @@ def export(
     if output == "-" and options.output.terminal:
         raise InvalidInputError("an export is for a file: say --output FILE, or send it on with |")
     filters = {"agent_id": agent, "tags": tag or None, "metadata": pairs("--where", where) if where else None}
+    damaged: CorruptionError | None = None
     with _written(output) as file:
-        done = asyncio.run(_export(options, references, filters, file, children, documents))
+        try:
+            done = asyncio.run(_export(options, references, filters, file, children, documents))
+        except CorruptionError as error:
+            if not error.left_out:
+                raise
+            damaged = error  # the others are written, and that file is whole
+    if damaged is not None:
+        raise damaged
     if options.json and output != "-":
         options.output.record(asdict(done))
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import uuid
 from collections.abc import Iterator, Sequence
@@ -38,6 +39,11 @@ class Archived:
                 self._checkpoints[record["turn_index"], record["sub_step"], record["branch"]] = record
             else:
                 self._requests.append(record)
+
+    @staticmethod
+    def is_whole(row: Sequence[Any] | None) -> bool:
+        """Whether there is a payload, and it is what was stored."""
+        return row is not None and hashlib.sha256(row[2]).digest() == row[1]
 
     @staticmethod
     def rows(

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 import psycopg
 
-from turnkeep.errors import ConflictError, InvalidInputError, TransferError
+from turnkeep.errors import ConflictError, CorruptionError, InvalidInputError, TransferError
 from turnkeep.model import Transferred
 from turnkeep.store import _details
 from turnkeep.store._archived import Archived
@@ -53,7 +53,8 @@ class Transfer(Opened):
         are left out, and one that is being run is written as one that waits for a worker. `documents` says whether the
         texts and embeddings of a search come along. Archived ones are written from the archive, and say so.
 
-        Raises `NotFoundError` for one that is not there, before anything is written.
+        Raises `NotFoundError` for one that is not there, before anything is written. One whose archive is damaged is
+        left out: `CorruptionError` names it when the others have been written, and the file is whole without it.
         """
         ids = None if conversations is None else self._family(conversations, children=children)
         filters = {
@@ -63,11 +64,19 @@ class Transfer(Opened):
         }
         output = _Output(file)
         ((moment,),) = self._ask(self._transfer_statement("export_moment"), {})
+        damaged: list[uuid.UUID] = []
         for conversation in self._chosen(ids, filters):
-            self._export_one(output, conversation, moment, documents)
+            if not self._export_one(output, conversation, moment, documents):
+                damaged.append(conversation)
             if progress is not None:
                 progress(output.writer.conversations, output.writer.bytes)
         in_thread(output.end)
+        if damaged:
+            raise CorruptionError(
+                f"the archive of conversation {_some(list(map(str, damaged)))} is damaged or missing: left out, "
+                f"{output.writer.conversations} others were written. A backup has it as it was",
+                left_out=damaged,
+            )
         counts = output.counts
         return Transferred(output.writer.conversations, 0, counts["message"], counts["checkpoint"], output.writer.bytes)
 
@@ -123,9 +132,8 @@ class Transfer(Opened):
             if progress is not None:
                 progress(tally["made"] + tally["there"], reader.position)
         if conflicts:
-            more = f" and {len(conflicts) - _NAMED} more" if len(conflicts) > _NAMED else ""
             raise ConflictError(
-                f"{', '.join(map(repr, conflicts[:_NAMED]))}{more}: in the database with other content than in {name}; "
+                f"{_some(list(map(repr, conflicts)))}: in the database with other content than in {name}; "
                 f"left as they are there, {tally['made']} others were imported. Import them as copies (as_copy, "
                 "`turnkeep import --as-copy`)"
             )
@@ -133,17 +141,20 @@ class Transfer(Opened):
 
     # -- one conversation
 
-    def _export_one(self, output: _Output, conversation: uuid.UUID, moment: datetime, documents: bool) -> None:
-        def write(content: ConversationContent) -> None:
+    def _export_one(self, output: _Output, conversation: uuid.UUID, moment: datetime, documents: bool) -> bool:
+        """Write a conversation, unless it is gone. False where its archive is damaged, and nothing is written."""
+
+        def write(content: ConversationContent) -> bool:
             header = content.header(moment)
             if header is None:
-                return  # erased meanwhile
+                return True  # erased meanwhile
+            row = content.payload() if "archived_at" in header else None
+            if "archived_at" in header and not in_thread(Archived.is_whole, row):
+                return False
             try:
                 in_thread(output.add, CONVERSATION, header)
-                if "archived_at" in header:
-                    row = content.payload()
-                    archived = () if row is None else Archived.rows(conversation, row)
-                    for kind, record in archived:
+                if row is not None:
+                    for kind, record in Archived.rows(conversation, row):
                         in_thread(output.add, kind, record)
                     if documents:
                         for kind, record in content.documents():
@@ -151,11 +162,12 @@ class Transfer(Opened):
                 else:
                     for kind, record in content.rows(documents=documents):
                         in_thread(output.add, kind, record)
-            except psycopg.Error as error:
+            except (psycopg.Error, CorruptionError) as error:
                 raise output.broken(error, conversation) from error
             in_thread(output.end_conversation)
+            return True
 
-        in_transaction(self._database, conversation, write, snapshot=True)
+        return in_transaction(self._database, conversation, write, snapshot=True)
 
     def _import_one(self, rows: _Rows, *, dry_run: bool) -> str:
         """What has become of a conversation: made, there, or conflict."""
@@ -234,6 +246,10 @@ class Transfer(Opened):
         return statements(self._schema, "sql/transfer.sql")[name]
 
 
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+
+
 class _ThereError(Exception):
     """There is a conversation of that id: what was begun is rolled back."""
 
@@ -264,10 +280,10 @@ class _Output:
         self._put(self.writer.end_of_file())
         self._flush()
 
-    def broken(self, error: psycopg.Error, conversation: uuid.UUID) -> Exception:
+    def broken(self, error: Exception, conversation: uuid.UUID) -> Exception:
         """What a failure in the middle of a conversation means: it can't be begun again."""
         return TransferError(
-            f"conversation {conversation}: the database was lost in the middle of it ({error}); what was written "
+            f"conversation {conversation}: it could not be read to its end ({error}); what was written "
             "has no end and can't be imported: export again"
         )
 
