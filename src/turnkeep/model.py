@@ -309,13 +309,18 @@ class Archiving:
 
 @dataclass(frozen=True)
 class Transferred:
-    """What an export or an import came to: conversations written, or made; `there` those that were there already."""
+    """What an export or an import came to: conversations written, or made; `there` those that were there already.
+
+    `missing_parents` is how many parents of those that an import has made are not there: they were erased, or come in
+    with another file.
+    """
 
     conversations: int
     there: int
     messages: int
     checkpoints: int
     bytes: int
+    missing_parents: int = 0
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import io
 import json
 import uuid
@@ -15,8 +16,9 @@ import pytest
 
 import turnkeep
 from tests.conftest import Server, _database
+from tests.observing import Observer, conversation_held, in_order
 from tests.store.whole_rows import exported, imported, rich, rows
-from turnkeep import AsyncStore, ConflictError, TransferError
+from turnkeep import AsyncStore, ConflictError, TransferError, transfer
 from turnkeep.store import _async_transfer, _sync_transfer
 
 USER = {"role": "user", "content": "x"}
@@ -293,6 +295,76 @@ async def test_a_server_that_is_lost_behind_the_last_line_of_a_conversation_repe
     assert (await store.export(cast("BinaryIO", file))).conversations == 2
     assert file.getvalue().count(b'{"kind":"conversation"') == 2
     assert (await imported(target, file.getvalue())).conversations == 2
+
+
+@pytest.mark.parametrize(
+    "metadata", ['{ "k" :1}', '{"k":1,"k":2}', '{"k": 1e2}', '{"z": 1, "a": "\\u0041", "zz": 1.50}', '{"k": [ ]}']
+)
+async def test_metadata_in_another_spelling_come_in_once_and_are_there_then(store: AsyncStore, metadata: str) -> None:
+    data = with_header(await exported_of(store), metadata=metadata)
+    assert (await imported(store, data)).conversations == 1
+    assert (await imported(store, data)).there == 1
+    assert (await imported(store, data, as_copy=True)).conversations == 1
+    assert (await imported(store, data, as_copy=True)).there == 1
+
+
+@pytest.mark.parametrize("metadata", ['{"k": "\\u0000"}', '{"k": 1e999999}', '{"\\ud800": 1}'])
+async def test_metadata_that_no_store_holds_are_named_with_their_line(store: AsyncStore, metadata: str) -> None:
+    data = with_header(await exported_of(store), metadata=metadata)
+    with pytest.raises(TransferError, match=r"line 1 \(byte 0\): metadata can't be stored"):
+        await imported(store, data)
+
+
+async def test_a_tenants_store_takes_no_other_tenants_conversations(store: AsyncStore, target: AsyncStore) -> None:
+    await store.tenant("b").conversation("c")
+    data = await exported(store)
+    with pytest.raises(TransferError, match="'c' is of tenant 'b', and this store is of tenant 'a'"):
+        await imported(target.tenant("a"), data)
+    assert (await imported(target.tenant("b"), data)).conversations == 1
+    with pytest.raises(TransferError, match="is of no tenant"):
+        await imported(target.tenant("b"), await exported_of(store))
+
+
+async def test_parents_that_are_not_there_at_the_end_are_counted(store: AsyncStore, target: AsyncStore) -> None:
+    await store.conversation("parent")
+    await store.conversation("child", parent="parent")
+    assert (await imported(target, await exported(store, "child"))).missing_parents == 1
+    await target.erase("child")
+    both = await imported(target, await exported(store, "child", "parent"))
+    assert (both.conversations, both.missing_parents) == (2, 0)
+
+
+@pytest.mark.parametrize("erase_first", [False, True])
+async def test_a_child_that_is_imported_beside_the_erasure_of_its_parent_goes_with_it_or_says_so(
+    store: AsyncStore, dsn: str, observer: Observer, erase_first: bool
+) -> None:
+    parent = await store.conversation("parent")
+    await store.conversation("child", parent="parent")
+    data = await exported(store, "child")
+    await store.erase("child")
+    calls = [imported(store, data), store.erase("parent")]
+    held = conversation_held(dsn, parent.conversation_id)
+    outcomes = await in_order(observer, held, *(reversed(calls) if erase_first else calls))
+    brought = outcomes[erase_first]
+    assert isinstance(brought, turnkeep.Transferred), brought
+    assert len(rows(dsn)["conversation"]) == brought.missing_parents == int(erase_first)
+
+
+async def exported_of(store: AsyncStore) -> bytes:
+    """An export of one conversation, which is gone."""
+    await store.conversation("one")
+    data = await exported(store, "one")
+    await store.erase("one")
+    return data
+
+
+def with_header(data: bytes, **values: Any) -> bytes:
+    """An export of one conversation with something else said of it."""
+    lines = data.splitlines(keepends=True)
+    lines[0] = transfer.text({**json.loads(lines[0]), **values}) + b"\n"
+    digest = hashlib.sha256(b"".join(lines[:-2])).hexdigest()
+    lines[-2] = transfer.text({**json.loads(lines[-2]), "sha256": digest}) + b"\n"
+    return b"".join(lines)
 
 
 async def test_an_old_release_of_the_same_moment_is_told_by_its_format(store: AsyncStore) -> None:

@@ -159,6 +159,8 @@ def import_(
         said = "Would import" if dry_run else "Imported"
         there = f"; {count(done.there, 'conversation')} there already" if done.there else ""
         options.output.text(f"{said} {_in_words(done)}{there}.")
+    if done.missing_parents and not options.json:
+        options.output.note(f"{count(done.missing_parents, 'parent')} of these not there: import them too.")
 
 
 async def _import(

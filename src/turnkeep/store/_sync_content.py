@@ -106,6 +106,9 @@ class ConversationContent:
         False, and the transaction is to be rolled back, where there is one of that id. What reads the rows may block.
         """
         first = not back
+        if first and "parent_conversation_id" in header:
+            # Held until this commits, as where a child is made: an erasure of the parent then finds its child.
+            self._run(self._statement("hold_parent"), {"parent": header["parent_conversation_id"]})
         batches = _batches(rows)
         while (batch := waiting.in_thread(next, batches, None)) is not None:
             kind, records = batch

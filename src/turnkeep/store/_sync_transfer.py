@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 import psycopg
 
-from turnkeep.errors import ConflictError, CorruptionError, InvalidInputError, TransferError
+from turnkeep.errors import ConflictError, CorruptionError, DatabaseError, InvalidInputError, TransferError
 from turnkeep.model import Transferred
 from turnkeep.store import _details
 from turnkeep.store._archived import Archived
@@ -116,19 +116,25 @@ class Transfer(Opened):
         open there as in a fork, requests stay behind. The same file again gives the same copies.
 
         Raises `TransferError` where the file is damaged, cut off or of a newer format: the conversations before that
-        line have been imported, the one that it belongs to has not. `name` is what it calls the file.
+        line have been imported, the one that it belongs to has not. `name` is what it calls the file. A store of one
+        tenant takes that tenant's conversations only. Conversations may come before their parents, or without them:
+        `missing_parents` counts those that are not there at the end.
         """
         ((moment,),) = self._ask(self._transfer_statement("export_moment"), {})
         reader = Reader(file, name, (moment + _AHEAD).astimezone(UTC))
         tally = {"made": 0, "there": 0, "message": 0, "checkpoint": 0}
         conflicts: list[str] = []
+        parents: set[uuid.UUID] = set()
         while (header := in_thread(reader.conversation)) is not None:
-            rows = _Rows(reader, header, tally, as_copy=as_copy)
+            self._check_tenant(reader, header)
+            rows = _Rows(reader, self._normal(reader, header), tally, as_copy=as_copy)
             outcome = self._import_one(rows, dry_run=dry_run)
             if outcome == "conflict":
                 conflicts.append(rows.header["external_id"])
             else:
                 tally[outcome] += 1
+            if outcome == "made" and not dry_run and "parent_conversation_id" in rows.header:
+                parents.add(uuid.UUID(rows.header["parent_conversation_id"]))
             if progress is not None:
                 progress(tally["made"] + tally["there"], reader.position)
         if conflicts:
@@ -137,7 +143,32 @@ class Transfer(Opened):
                 f"left as they are there, {tally['made']} others were imported. Import them as copies (as_copy, "
                 "`turnkeep import --as-copy`)"
             )
-        return Transferred(tally["made"], tally["there"], tally["message"], tally["checkpoint"], reader.position)
+        missing = 0
+        if parents:
+            ((missing,),) = self._ask(self._transfer_statement("missing"), {"conversations": list(parents)})
+        counts = tally["made"], tally["there"], tally["message"], tally["checkpoint"], reader.position
+        return Transferred(*counts, missing_parents=missing)
+
+    def _check_tenant(self, reader: Reader, header: Record) -> None:
+        tenant = header.get("tenant")
+        if self._tenant is not None and tenant != self._tenant:
+            whose = "no tenant" if tenant is None else f"tenant {tenant[:100]!r}"
+            raise reader.error(
+                f"conversation {header['external_id'][:100]!r} is of {whose}, and this store is of tenant "
+                f"{self._tenant!r}: import it with a store of no tenant, where it stays what it is"
+            )
+
+    def _normal(self, reader: Reader, header: Record) -> Record:
+        """The first line with its metadata as the database gives them back, whatever they were written like."""
+        if header["metadata"] == "{}":
+            return header
+        try:
+            ((text,),) = self._ask(self._transfer_statement("metadata_text"), {"metadata": header["metadata"]})
+        except DatabaseError as error:
+            if isinstance(error.__cause__, psycopg.DataError):
+                raise reader.error(f"metadata can't be stored: {error.__cause__.diag.message_primary}") from error
+            raise
+        return {**header, "metadata": text}
 
     # -- one conversation
 

@@ -118,6 +118,19 @@ FROM pg_catalog.json_to_recordset(%(lines)s::pg_catalog.json) AS r (
 ON CONFLICT DO NOTHING
 RETURNING 1
 
+-- name: hold_parent
+-- Keeps the conversation that another one is part of from being erased beside it, if it is there.
+SELECT FROM {schema}.conversation AS v WHERE v.conversation_id = %(parent)s::pg_catalog.uuid FOR KEY SHARE
+
+-- name: metadata_text
+-- Metadata as they will be read again.
+SELECT %(metadata)s::pg_catalog.jsonb::pg_catalog.text
+
+-- name: missing
+-- How many of these conversations are not there.
+SELECT pg_catalog.count(*) FROM pg_catalog.unnest(%(conversations)s::pg_catalog.uuid[]) AS u (conversation_id)
+WHERE NOT EXISTS (SELECT FROM {schema}.conversation AS v WHERE v.conversation_id = u.conversation_id)
+
 -- name: put_messages
 -- Messages.
 INSERT INTO {schema}.message (conversation_id, branch, position, body, size)
