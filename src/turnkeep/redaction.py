@@ -19,7 +19,25 @@ Redact = Callable[[Any], Any]
 """A hook: gets a JSON value of its own and gives the one to be stored."""
 
 REPLACEMENT: Final = "[redacted]"
+_ROUNDS: Final = 8
 
+# What a secret is called, at the end of a name: AWS_SECRET_ACCESS_KEY, X-API-Key, db_password.
+_NAME: Final = (
+    r"(?:passw(?:or)?d|passphrase|secret(?:[_-]?access)?(?:[_-]?key)?|(?:api|access|private)[_-]?key|token"
+    r"|(?<=[_-])pass(?=[\"'\\=]))"
+)
+_NEEDLES: Final = ("passw", "passphrase", "_pass", "-pass", "secret", "key", "token")
+# What stands between a name and its value. Types and constants are none: code stays as it is.
+_IS: Final = (
+    r"(?:=|[ \t]{0,4}(?::[ \t]{0,4}(?:str|string|bytes)[ \t]{1,4})?=(?!=)[ \t]{0,4}(?!@C)"
+    r"|[ \t]{0,4}:(?!:|//)[ \t]{0,4}(?!@C))"
+).replace("@C", r"(?:null|none|nil|true|false|undefined|str|string|bytes|any)(?![^\s,;)}\]&|'\"])")
+# A value: in quotes, also in those of a string within a text of JSON, and up to a space. No quote that ends such a
+# string, and no half of an escape, is taken with it.
+_WORD: Final = (
+    r"(?:'(?![\s,:;)}\]]|\Z)(?:[^'\"\\\n]+|\\.)+'?|\"(?![\s,:;)}\]]|\Z)(?:[^\"\\\n]+|\\.)+\"?"
+    r"|\\\"(?:[^\"\\]+|\\[^\"])+(?:\\\")?|(?=[^\s&;,'\"\\]))(?:[^\s&;,'\"\\]+|\\\\|\\(?![\"'\\]))*"
+)
 # Each with the texts of which one must be there, in small letters, for it to be worth looking. Every repetition is
 # bounded or can't start twice in the same run of characters, so that no text takes time by its square.
 _SECRETS: Final[tuple[tuple[tuple[str, ...], str], ...]] = (
@@ -31,6 +49,8 @@ _SECRETS: Final[tuple[tuple[tuple[str, ...], str], ...]] = (
     (("xox",), r"xox[abeoprs]-[A-Za-z0-9-]{10,}"),
     (("aiza",), r"AIza[A-Za-z0-9_-]{35}"),
     (("hf_",), r"hf_(?<![A-Za-z0-9]hf_)[A-Za-z0-9]{20,}"),
+    (("k_live_", "k_test_"), r"[rs]k_(?:live|test)_(?<![A-Za-z0-9].{8})[A-Za-z0-9]{10,}"),
+    (("npm_",), r"npm_(?<![A-Za-z0-9]npm_)[A-Za-z0-9]{20,}"),
     (("eyj",), r"eyJ(?<![A-Za-z0-9_-]eyJ)[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}"),
     (("bearer",), r"(?P<keep>[Bb][Ee][Aa][Rr][Ee][Rr][ \t]{1,4})[A-Za-z0-9._~+/=-]{16,}"),
     (
@@ -40,16 +60,25 @@ _SECRETS: Final[tuple[tuple[tuple[str, ...], str], ...]] = (
     ),
     (("://",), r"(?P<keep>://[^\s/:@\"']{0,128}:)[^\s/@\"']{1,256}(?=@)"),
     (
-        ("password", "passwd", "secret", "api_key", "apikey", "api-key", "token"),
-        r"(?i:(?P<keep>(?:password|passwd|secret|api[_-]?key|token)(?:=|[\"']: ?[\"'])))"
-        r"(?:'[^']{1,256}'|[^\s&;,'\"]{1,256})",
+        ("authorization",),
+        r"(?i:(?P<keep>authorization[\"']?[ \t]{0,4}[:=][ \t]{0,4}[\"']?(?:basic|bearer|token|apikey)[ \t]{1,4}))"
+        r"[^\s\"',;\\]+",
     ),
+    # A member in a text of JSON or Python, up to the quote that ends it; then the same within a string of such a text.
+    (
+        _NEEDLES,
+        rf"(?i:(?P<keep>{_NAME}[\"'][ \t]{{0,4}}:\s{{0,4}}[\"']))"
+        r"(?:(?<=\")(?:[^\"\\]+|\\[\s\S]?)+|(?<=')(?:[^'\\]+|\\[\s\S]?)+)",
+    ),
+    (
+        _NEEDLES,
+        rf"(?i:(?P<keep>{_NAME}\\\"[ \t]{{0,4}}:[ \t]{{0,4}}\\\"))(?:[^\"\\]+|\\\\(?:\\[\s\S]|[^\\\"])|\\[^\"\\])+",
+    ),
+    (_NEEDLES, rf"(?i:(?P<keep>{_NAME}{_IS})){_WORD}"),
 )
-_KEYS: Final = frozenset(
-    {
-        *("apikey", "authorization", "clientsecret", "password", "passwd", "privatekey", "secret", "secretkey"),
-        *("accesstoken", "refreshtoken", "authtoken", "accesskey", "secretaccesskey"),
-    }
+_KEYS: Final = frozenset({"authorization", "token"})
+_KEY: Final = re.compile(
+    rf"(?i:{_NAME}|[_-]pass)\Z(?<!token)(?<!TOKEN)|(?i:(?:access|api|auth|bot|id|refresh|session)[_-]?token)\Z"
 )
 
 
@@ -73,6 +102,8 @@ class Patterns:
             except (re.error, TypeError) as error:
                 raise InvalidInputError(f"patterns[{index}]: no regular expression: {error}") from None
         self._keys = frozenset(map(_plain, keys))
+        self._key: re.Pattern[str] | None = None
+        self._rounds = 1
         self._replacement = replacement
 
     def __call__(self, value: Any) -> Any:
@@ -101,10 +132,20 @@ class Patterns:
             while name in holder:
                 number += 1
                 name = f"{found} {number}"
-            hidden = isinstance(one, str) and one and _plain(key) in self._keys
+            hidden = isinstance(one, str) and one and (_plain(key) in self._keys or self._named(key))
             holder[name] = self._replacement if hidden else one
 
+    def _named(self, key: str) -> bool:
+        return self._key is not None and self._key.search(key) is not None
+
     def _text(self, text: str) -> str:
+        for _ in range(self._rounds):  # what one pattern has left may be what another looks for
+            before, text = text, self._once(text)
+            if text == before:
+                break
+        return text
+
+    def _once(self, text: str) -> str:
         small: str | None = None
         for needles, pattern in self._found:
             if needles:
@@ -121,11 +162,13 @@ class Patterns:
 def secrets(*patterns: str | re.Pattern[str], keys: Sequence[str] = ()) -> Patterns:
     """Give a hook that takes out secrets that are known by their shape, and what `patterns` and `keys` say besides.
 
-    Keys of OpenAI's and Anthropic's shape (`sk-…`), of AWS, GitHub, GitLab, Slack, Google and Hugging Face, bearer
-    tokens, JSON Web Tokens, private keys as PEM, passwords in URLs and DSNs, and members such as `api_key` and
-    `password`. What has no such shape is not found.
+    Keys of OpenAI's and Anthropic's shape (`sk-…`), of AWS, GitHub, GitLab, Slack, Google, Hugging Face, Stripe and
+    npm, `Authorization` headers, JSON Web Tokens, private keys as PEM, passwords in URLs and DSNs, what is said to be
+    one (`password: …`, `DB_PASS=…`, `X-API-Key: …`), and texts of members such as `api_key`, `token` and `password`.
+    What has no such shape is not found.
     """
     made = Patterns(*patterns, keys=[*_KEYS, *keys])
+    made._key, made._rounds = _KEY, _ROUNDS
     made._found[:0] = [(needles, re.compile(pattern)) for needles, pattern in _SECRETS]
     return made
 

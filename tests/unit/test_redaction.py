@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import time
@@ -38,6 +39,17 @@ R = "[redacted]"
         ("password='two words' x", f"password={R} x"),
         ("https://x/?api_key=abc&q=1", f"https://x/?api_key={R}&q=1"),
         ('{"api_key": "abc"}', f'{{"api_key": "{R}"}}'),
+        ("AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI/K7MDENG now", f"AWS_SECRET_ACCESS_KEY={R} now"),
+        ("Password: hunter2, he said", f"Password: {R}, he said"),
+        ("password = hunter2", f"password = {R}"),
+        ('password: str = "hunter 2"', f"password: str = {R}"),
+        ("curl -H 'X-API-Key: abc' x", f"curl -H 'X-API-Key: {R}' x"),
+        ("Authorization: Basic dXNlcjpwYXNz", f"Authorization: Basic {R}"),
+        ("DB_PASS=hunter2\nPORT=1", f"DB_PASS={R}\nPORT=1"),
+        (f"password={'a' * 300} b", f"password={R} b"),
+        ("password='a b'c d", f"password={R} d"),
+        ("sk_live_4eC39HqLyjWDarjtT1zdp7dc", R),
+        ("//registry/:_auth npm_abcdefghijklmnopqrstuvwxyz0123456789", f"//registry/:_auth {R}"),
     ],
 )
 def test_secrets_are_known_by_their_shape(text: str, stored: str) -> None:
@@ -49,7 +61,10 @@ def test_secrets_are_known_by_their_shape(text: str, stored: str) -> None:
 @pytest.mark.parametrize(
     "text",
     ["risk-averse, desk-bound", "task-aaaaaaaaaaaaaaaaaaaaaaaa", "the bearer of this", "my password is long", "eyJ",
-     "https://host:8080/path", "a@b.de", "max_tokens=5", "AKIA", "", "\0\ud800"],
+     "https://host:8080/path", "a@b.de", "max_tokens=5", "AKIA", "", "\0\ud800",
+     "PASS: test_one", "def f(password: str, token: None)", "if token == other", "password::text",
+     "npm_config_registry=x",
+     '{"prompt": "Enter password: ", "next": "a"}'],
 )  # fmt: skip
 def test_what_only_looks_like_one_stays(text: str) -> None:
     if text != "max_tokens=5":
@@ -70,6 +85,30 @@ def test_keys_and_members_are_redacted_too() -> None:
     one, other = "1" * 16, "2" * 16
     assert list(hook({one: 1, other: 2}).items()) == [(R, 1), (f"{R} 2", 2)]
     assert hook("4111111111111111") == R
+
+
+@pytest.mark.parametrize(
+    "name", ["token", "api_key", "secret", "password", "AWS_SECRET_ACCESS_KEY", "X-API-Key", "DB_PASS"]
+)
+def test_a_members_text_is_redacted_whole_and_json_stays_json(name: str) -> None:
+    hook = secrets()
+    for held in ("a", 'ab"cdefSECRET', "a b, c'd", "back\\", '\\"', "a\nb"):
+        value = {name: held, "other": "x"}
+        assert hook(value) == {name: R, "other": "x"}
+        text = json.dumps(value)
+        assert json.loads(hook(text)) == {name: R, "other": "x"}
+        assert json.loads(json.loads(hook(json.dumps(text)))) == {name: R, "other": "x"}
+        assert hook(hook(text)) == hook(text)
+
+
+@pytest.mark.parametrize(
+    "said", ['password=a"b', 'password="a b"', "password = 'a", "password: a\\", 'DB_PASS="', "X-API-Key: a"]
+)
+def test_what_is_said_within_a_text_of_json_leaves_it_json(said: str) -> None:
+    text = json.dumps({"command": said, "other": ["x's", "y"]})
+    made = json.loads(secrets()(text))
+    assert made["other"] == ["x's", "y"]
+    assert " b" not in made["command"]
 
 
 def test_own_patterns_keep_what_they_say() -> None:
@@ -101,7 +140,8 @@ def test_it_leaves_alone_what_it_has_made(value: object) -> None:
 
 PIECES = (
     "sk-", "eyJ", ".", "-----BEGIN ", "PRIVATE KEY-----", "://", "a:", "@", "Bearer ", "A" * 9, "password=", "'", " ",
-    "xoxb-", "[redacted]", "-----END PRIVATE KEY-----",
+    "xoxb-", "[redacted]", "-----END PRIVATE KEY-----", '"', "\\", ": ", " = ", "password", '"token": "', "DB_PASS=",
+    '\\"secret\\": \\"', "Authorization: Basic ", "&", ",", "\n", "str", "sk_live_", "npm_",
 )  # fmt: skip
 
 
@@ -116,6 +156,9 @@ def test_so_for_pieces_of_secrets(pieces: list[str]) -> None:
 HOSTILE = (
     "sk-", "eyJ", "eyJaaaaaaaa.", "-----BEGIN PRIVATE KEY-----", "-----BEGIN RSA ", "://a:", "://", "password=",
     "token'", "Bearer ", "AKIA", "xoxb-", "a", "ghp_", "password='", "-", "----",
+    '"token": "', "'token': '", '\\"token\\": \\"', "password: \"", "DB_PASS=\\\\", "secret ", "secret_", "api_key:",
+    "\\",
+    "Authorization: Basic ", "sk_live_", "password = '\\", "npm_", " = ", '"token": "\\"',
 )  # fmt: skip
 
 
