@@ -228,7 +228,8 @@ def test_what_the_planner_has_kept_goes_when_the_schema_is_brought_up_to_date(ds
         connection.execute("ANALYZE turnkeep.conversation")
         assert remembered(dsn) == {"title"}
         connection.execute("DELETE FROM turnkeep.conversation")
-        connection.execute("DROP TABLE turnkeep.retention; ALTER TABLE turnkeep.conversation DROP COLUMN ttl CASCADE")
+        connection.execute("DROP TABLE turnkeep.retention")
+        connection.execute("ALTER TABLE turnkeep.conversation DROP COLUMN ttl CASCADE, DROP COLUMN kept_since CASCADE")
         connection.execute("DELETE FROM turnkeep.migration WHERE number = 6")
     migrate(dsn)
     assert remembered(dsn) == set()

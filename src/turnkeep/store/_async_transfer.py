@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import psycopg
 
@@ -62,7 +62,7 @@ class AsyncTransfer(AsyncOpened):
             "metadata": None if metadata is None else _details.metadata_text(metadata),
         }
         output = _Output(file)
-        ((moment,),) = await self._ask(self._transfer_statement("export_moment"), {})
+        moment = await self._moment()
         damaged: list[uuid.UUID] = []
         async for conversation in self._chosen(ids, filters):
             if not await self._export_one(output, conversation, moment, documents):
@@ -119,7 +119,7 @@ class AsyncTransfer(AsyncOpened):
         tenant takes that tenant's conversations only. Conversations may come before their parents, or without them:
         `missing_parents` counts those that are not there at the end.
         """
-        ((moment,),) = await self._ask(self._transfer_statement("export_moment"), {})
+        moment = await self._moment()
         reader = Reader(file, name, (moment + _AHEAD).astimezone(UTC))
         tally = {"made": 0, "there": 0, "message": 0, "checkpoint": 0}
         conflicts: list[str] = []
@@ -271,6 +271,11 @@ class AsyncTransfer(AsyncOpened):
             if len(page) < _PAGE:
                 return
             after = page[-1][0]
+
+    async def _moment(self) -> datetime:
+        """The time, by the database's clock."""
+        ((moment,),) = await self._ask(self._transfer_statement("transfer_moment"), {})
+        return cast("datetime", moment)
 
     def _transfer_statement(self, name: str) -> bytes:
         return statements(self._schema, "sql/transfer.sql")[name]

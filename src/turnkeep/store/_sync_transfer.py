@@ -6,7 +6,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import psycopg
 
@@ -63,7 +63,7 @@ class Transfer(Opened):
             "metadata": None if metadata is None else _details.metadata_text(metadata),
         }
         output = _Output(file)
-        ((moment,),) = self._ask(self._transfer_statement("export_moment"), {})
+        moment = self._moment()
         damaged: list[uuid.UUID] = []
         for conversation in self._chosen(ids, filters):
             if not self._export_one(output, conversation, moment, documents):
@@ -120,7 +120,7 @@ class Transfer(Opened):
         tenant takes that tenant's conversations only. Conversations may come before their parents, or without them:
         `missing_parents` counts those that are not there at the end.
         """
-        ((moment,),) = self._ask(self._transfer_statement("export_moment"), {})
+        moment = self._moment()
         reader = Reader(file, name, (moment + _AHEAD).astimezone(UTC))
         tally = {"made": 0, "there": 0, "message": 0, "checkpoint": 0}
         conflicts: list[str] = []
@@ -272,6 +272,11 @@ class Transfer(Opened):
             if len(page) < _PAGE:
                 return
             after = page[-1][0]
+
+    def _moment(self) -> datetime:
+        """The time, by the database's clock."""
+        ((moment,),) = self._ask(self._transfer_statement("transfer_moment"), {})
+        return cast("datetime", moment)
 
     def _transfer_statement(self, name: str) -> bytes:
         return statements(self._schema, "sql/transfer.sql")[name]

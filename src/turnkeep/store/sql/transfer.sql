@@ -216,7 +216,7 @@ FROM {schema}.checkpoint AS c
 WHERE c.conversation_id = %(conversation)s AND c.phase = 'final'
 ON CONFLICT DO NOTHING
 
--- name: export_moment
+-- name: transfer_moment
 -- What time it is.
 SELECT {schema}.clock()
 
