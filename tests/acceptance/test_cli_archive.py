@@ -18,6 +18,8 @@ import turnkeep
 from tests.acceptance.command_line import COMMAND, PATIENCE, PLAIN, lines, run
 from tests.observing import Observer, branches_held
 from tests.store.whole_rows import rich, rows
+from turnkeep.search import Search
+from turnkeep.store._documents import read_lag
 
 
 @pytest.fixture
@@ -201,3 +203,36 @@ def test_chats_of_others_are_imported(dsn: str, tmp_path: Path) -> None:
     assert "yes" in run("show", "openai-chat:7", dsn=dsn).out
     missing = run("import", dsn, "--from", "langgraph", dsn=dsn)
     assert (missing.code, "--source-schema" in missing.err) == (3, True)
+
+
+@pytest.mark.usefixtures("three")
+async def test_what_an_embedder_has_left_is_read_before_it_is_archived(dsn: str, observer: Observer) -> None:
+    observer.rows(
+        "UPDATE turnkeep.document SET claim = gen_random_uuid(), next_try_at = turnkeep.clock() + interval '60 s'"
+        " RETURNING 1"
+    )
+    done = run("archive", "one", dsn=dsn)
+    assert (done.code, done.err) == (0, "")
+    assert "one" in json.dumps(lines(run("search", "again", "--json", dsn=dsn)))
+
+
+@pytest.mark.usefixtures("three")
+async def test_what_could_not_be_read_before_it_was_archived_is_said(
+    dsn: str, store: turnkeep.AsyncStore, observer: Observer
+) -> None:
+    observer.rows(
+        "UPDATE turnkeep.document SET tries = 7, claim = gen_random_uuid(),"
+        " next_try_at = turnkeep.clock() + interval '60 s' RETURNING 1"
+    )
+    assert "could not be read for a search" in run("archive", "one", dsn=dsn).err
+    observer.rows(
+        "UPDATE turnkeep.document SET tries = 1, error = 'why', claim = NULL, next_try_at = turnkeep.clock()"
+        " WHERE text IS NULL RETURNING 1"
+    )
+    archiving = await store.archive("two")
+    missing = (await Search(store).search("again", conversation="two")).not_indexed
+    assert missing.text > 0
+    assert missing.dead == 0
+    assert (await read_lag(store)).archived >= missing.text
+    await store.unarchive(archiving.conversation_id)
+    assert (await Search(store).search("again", conversation="two")).hits

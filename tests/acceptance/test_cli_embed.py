@@ -44,7 +44,7 @@ async def test_texts_alone_then_embeddings_then_nothing(
     (made,) = lines(run("embed", "--once", "--json", dsn=dsn, **to(embeddings)))
     assert made == {
         "filled": 0, "embedded": 2, "requeued": 2, "failed": 0, "retried": 0,
-        "to_fill": 0, "to_embed": 0, "dead_letters": 0,
+        "to_fill": 0, "to_embed": 0, "dead_letters": 0, "archived": 0,
     }  # fmt: skip
     again = run("embed", "--once", "--embeddings", embeddings.base_url, "--model", embeddings.model, dsn=dsn)
     assert again.out == "0 turns read, 0 embeddings made.\n"

@@ -18,13 +18,20 @@ OTHERS: dict[tuple[str, str], dict[str, Any]] = {
 }
 ASKED: dict[str, dict[str, Any]] = {
     "claim_fill": {"claim": uuid.UUID(int=1), "seconds": 60.0, "limit": 50, "lapsed": False},
-    "claim_fill_of": {"claim": uuid.UUID(int=1), "seconds": 60.0, "limit": 50, "conversation": uuid.UUID(int=7)},
+    "claim_fill_of": {
+        "claim": uuid.UUID(int=1),
+        "seconds": 60.0,
+        "limit": 50,
+        "conversation": uuid.UUID(int=7),
+        "over": True,
+    },  # fmt: skip
     "claim_embed": {"claim": uuid.UUID(int=1), "seconds": 60.0, "limit": 50, "lapsed": False},
     "requeue": {"model": "m", "limit": 500},
     "retry_dead": {"limit": 500},
     "lag_fill": {},
     "lag_embed": {"model": "m"},
     "lag_dead": {},
+    "lag_archived": {},
     "dead": {"limit": 10},
 }
 

@@ -254,3 +254,35 @@ def test_any_text_can_be_searched_for(dsn: str, query: str) -> None:
 async def test_a_query_of_any_length_is_harmless(store: AsyncStore, query: str) -> None:
     await say(await store.conversation("c"), "x marks the spot")
     await Search(store).search(query + " spot")
+
+
+OTHERS = """
+INSERT INTO turnkeep.document (conversation_id, branch, turn_index, chunk, next_try_at)
+SELECT %s, 0, n, 0, turnkeep.clock() - interval '1 hour' + n * interval '1 us' FROM generate_series(1, %s) AS n
+"""
+
+
+async def test_a_backlog_of_others_hides_nothing_of_ones_own(store: AsyncStore, dsn: str) -> None:
+    crowd = await store.conversation("crowd")
+    await say(await store.tenant("me").conversation("mine"), "needle")
+    with psycopg.connect(dsn) as connection:
+        connection.execute(OTHERS, (crowd.conversation_id, 10_050))
+        connection.execute(
+            "UPDATE turnkeep.document SET next_try_at = turnkeep.clock() - interval '2 hours'"
+            " WHERE conversation_id <> %s",
+            (crowd.conversation_id,),
+        )
+    result = await Search(store.tenant("me")).search("needle")
+    assert turns(result) == [("mine", 0, 0)]
+    assert not result.not_indexed
+    assert (await Search(store).search("needle")).not_indexed.at_least
+
+
+async def test_a_server_that_only_reads_is_searched_at_once(store: AsyncStore, dsn: str) -> None:
+    await say(await store.conversation("a"), "needle")
+    assert (await Search(store).search("needle")).hits
+    await say(await store.conversation("b"), "needle")
+    async with turnkeep.open(make_conninfo(dsn, options="-c default_transaction_read_only=on")) as reading:
+        result = await Search(reading).search("needle")
+    assert turns(result) == [("a", 0, 0)]
+    assert result.not_indexed.text == 1

@@ -109,8 +109,13 @@ class _Run:
                         self._would_be(conversation)
                         continue
                     try:
-                        await _index(store, conversation)
+                        unread = await _index(store, conversation)
                         self._take(await store.archive(conversation, **age))
+                        if unread:
+                            self._options.output.note(
+                                f"conversation {conversation}: {count(unread, 'turn')} could not be read for a search, "
+                                "and none finds them until it is unarchived"
+                            )
                     except (ConflictError, LeaseError) as error:
                         if len(named) == 1:
                             raise
@@ -169,12 +174,14 @@ class _Run:
         self._options.output.note(why)
 
 
-async def _index(store: AsyncStore, conversation: UUID) -> None:
-    """See to it that a search finds what it can't read any more."""
+async def _index(store: AsyncStore, conversation: UUID) -> int:
+    """See to it that a search finds what it can't read any more, and count what it won't."""
     from turnkeep.search import fill_documents
 
-    while (report := await fill_documents(store, conversation=conversation)).filled and report.left:
-        pass
+    while (report := await fill_documents(store, conversation=conversation, take_over=True)).filled:
+        if not report.left:
+            break
+    return max(report.left, report.failed)
 
 
 async def _chosen(

@@ -124,13 +124,18 @@ async def _make(worker: EmbedWorker, log: Log) -> None:
 def _report(options: Options, done: Progress, lag: Lag, retried: int) -> None:
     dead = lag.dead_texts + lag.dead_embeddings
     if options.json:
-        left = {"to_fill": lag.to_fill, "to_embed": lag.to_embed, "dead_letters": dead}
+        left = {"to_fill": lag.to_fill, "to_embed": lag.to_embed, "dead_letters": dead, "archived": lag.archived}
         options.output.record({**asdict(done), "retried": retried, **left})
         return
     if not options.quiet:
         options.output.text(f"{count(done.filled, 'turn')} read, {count(done.embedded, 'embedding')} made.")
     if lag.to_fill or lag.to_embed:
         options.output.note(f"Left, and tried again later: {lag.to_fill:,} to read, {lag.to_embed:,} to embed.")
+    if lag.archived:
+        options.output.note(
+            f"{count(lag.archived, 'turn')} went into the archive without a text, and no search finds them: "
+            "`turnkeep unarchive` puts them back, to be read."
+        )
     if dead:
         options.output.note(f"{count(dead, 'dead letter')}: `turnkeep embed --retry-failed` tries them again.")
 

@@ -246,4 +246,6 @@ def notes(result: SearchResult) -> list[str]:
         if number:
             more = "more than " if number >= _MOST_COUNTED else ""
             found.append(f"{more}{count(number, 'turn')} {what}.")
+    if missing.at_least and missing.text < _MOST_COUNTED:
+        found.append("Very many turns wait to be indexed, and not all were looked at: there may be more of these.")
     return found

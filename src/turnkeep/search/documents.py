@@ -8,7 +8,14 @@ import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from turnkeep.errors import CorruptionError, DatabaseError, PermissionDeniedError, SchemaError, UnavailableError
+from turnkeep.errors import (
+    CorruptionError,
+    DatabaseError,
+    InvalidInputError,
+    PermissionDeniedError,
+    SchemaError,
+    UnavailableError,
+)
 from turnkeep.model import conversation_uuid
 from turnkeep.search.chunks import CHUNK, MOST_CHUNKS, cut
 from turnkeep.search.text import USUAL, Kind, words
@@ -19,7 +26,7 @@ MOST_TRIES = 8
 FIRST_DELAY = 5.0
 LONGEST_DELAY = 3600.0
 
-_CLAIM_SECONDS = 60.0
+CLAIM_SECONDS = 60.0
 _READ_AT_ONCE = 4 * 1024 * 1024
 _ENOUGH_CHARACTERS = CHUNK * MOST_CHUNKS
 _LONG = 256 * 1024  # bytes of JSON that are not worth holding everything else up for
@@ -41,15 +48,18 @@ async def fill_documents(
     conversation: str | uuid.UUID | None = None,
     include: Iterable[Kind] = USUAL,
     model: str | None = None,
+    take_over: bool = False,
 ) -> FillReport:
     """Fill the text of turns that have ended, at most `limit`: those that have waited longest; of one `conversation`.
 
     `include` says whose words count (see `turnkeep.search.text.KINDS`). With a `model`, the chunks then wait for their
-    embedding by it.
+    embedding by it. With `take_over`, those of the conversation are filled too that a worker is at or has put off.
     """
+    if take_over and conversation is None:
+        raise InvalidInputError("take_over: name the conversation as well")
     named = None if conversation is None else conversation_uuid(conversation)
     filler = Filler(store, include=include, model=model)
-    filled, failed = await filler.fill(limit, conversation=named)
+    filled, failed = await filler.fill(limit, conversation=named, take_over=take_over)
     left = await filler.left(named)
     return FillReport(filled, failed, left)
 
@@ -78,27 +88,31 @@ class Filler:
         self._model = model
         self._retries = retries or Retries()
 
-    async def fill(self, limit: int, *, conversation: uuid.UUID | None = None) -> tuple[int, int]:
+    async def fill(
+        self, limit: int, *, conversation: uuid.UUID | None = None, take_over: bool = False
+    ) -> tuple[int, int]:
         """Fill at most `limit` turns. Gives how many were, and how many failed.
 
         One that a worker has died over is taken up alone: it may have been the cause.
         """
         if conversation is not None:
-            return await self._fill(await self._documents.claim_fill_of(conversation, limit, _CLAIM_SECONDS))
-        alone = await self._fill(await self._documents.claim_fill(1, _CLAIM_SECONDS, lapsed=True))
+            claimed = await self._documents.claim_fill_of(conversation, limit, CLAIM_SECONDS, over=take_over)
+            return await self.fill_claimed(claimed)
+        alone = await self.fill_claimed(await self._documents.claim_fill(1, CLAIM_SECONDS, lapsed=True))
         rest = limit - sum(alone)
-        others = await self._fill(await self._documents.claim_fill(rest, _CLAIM_SECONDS)) if rest else (0, 0)
+        others = await self.fill_claimed(await self._documents.claim_fill(rest, CLAIM_SECONDS)) if rest else (0, 0)
         return alone[0] + others[0], alone[1] + others[1]
 
-    async def _fill(self, claimed: Sequence[Claimed]) -> tuple[int, int]:
-        done = [await self._fill_claimed(document) for document in claimed]
+    async def fill_claimed(self, claimed: Sequence[Claimed]) -> tuple[int, int]:
+        """Fill these. Gives how many were, and how many failed."""
+        done = [await self._fill_one(document) for document in claimed]
         return done.count(True), done.count(False)
 
     async def left(self, conversation: uuid.UUID | None) -> int:
         """How many turns wait for their text."""
         return await self._documents.unfilled(conversation)
 
-    async def _fill_claimed(self, document: Claimed) -> bool:
+    async def _fill_one(self, document: Claimed) -> bool:
         """Fill one turn. False where that has failed: it is tried again, or given up."""
         try:
             if document.tries >= self._retries.most:

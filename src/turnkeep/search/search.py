@@ -16,7 +16,7 @@ from turnkeep.errors import (
     NotFoundError,
     PermissionDeniedError,
 )
-from turnkeep.search.documents import fill_documents
+from turnkeep.search.documents import CLAIM_SECONDS, Filler
 from turnkeep.search.fusion import fused
 from turnkeep.search.hits import Hit, SearchResult
 from turnkeep.search.provider import Provider, checked
@@ -179,11 +179,17 @@ class _Looking:
 
     async def _fill_some(self) -> None:
         """Index some turns that are not, if any: what has just been said is found then."""
-        if not (await self._searching.not_indexed(None, self._scope)).text:
-            return
+        found = await self._searching.not_indexed(None, self._scope)
         # Who may only read has to wait for the worker; `not_indexed` says so.
+        if not (found.text or found.at_least) or await self._searching.read_only():
+            return
+        filler = Filler(self._store, model=self._model)
         with suppress(PermissionDeniedError):
-            await fill_documents(self._store, _FILLED_FIRST, conversation=self._scope.conversation, model=self._model)
+            if self._scope.narrow:
+                claimed = await self._searching.claim_within(self._scope, _FILLED_FIRST, CLAIM_SECONDS)
+                await filler.fill_claimed(claimed)
+            else:
+                await filler.fill(_FILLED_FIRST)
 
     async def _by_words(self, wanted: Wanted, depth: int) -> Ranking:
         found, self._all_words = await self._searching.matching(

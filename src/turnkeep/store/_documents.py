@@ -63,7 +63,10 @@ class Failure:
 
 @dataclass(frozen=True)
 class Lag:
-    """What is left to do: turns without their text, chunks without their embedding, and dead letters of both kinds."""
+    """What is left to do: turns without their text, chunks without their embedding, and dead letters of both kinds.
+
+    `archived` are turns that went into the archive without their text: nothing is done for them until they are back.
+    """
 
     to_fill: int
     oldest_to_fill: datetime | None
@@ -71,6 +74,7 @@ class Lag:
     oldest_to_embed: datetime | None
     dead_texts: int
     dead_embeddings: int
+    archived: int = 0
 
 
 @dataclass(frozen=True)
@@ -106,10 +110,13 @@ class Documents:
         given = _claim(limit, seconds)
         return _claimed(await self._reader.fetch("claim_fill", {**given, "lapsed": lapsed}), given)
 
-    async def claim_fill_of(self, conversation: uuid.UUID, limit: int, seconds: float) -> list[Claimed]:
-        """Claim turns of a conversation whose text is to be filled."""
+    async def claim_fill_of(
+        self, conversation: uuid.UUID, limit: int, seconds: float, *, over: bool = False
+    ) -> list[Claimed]:
+        """Claim turns of a conversation whose text is to be filled; with `over`, those too that somebody is at."""
         given = _claim(limit, seconds)
-        return _claimed(await self._reader.fetch("claim_fill_of", {**given, "conversation": conversation}), given)
+        asked = {**given, "conversation": conversation, "over": over}
+        return _claimed(await self._reader.fetch("claim_fill_of", asked), given)
 
     async def claim_embed(self, limit: int, seconds: float, *, lapsed: bool = False) -> list[Claimed]:
         """Claim chunks to be given an embedding; with `lapsed`, those that somebody has claimed and not done."""
@@ -204,7 +211,8 @@ async def read_lag(store: AsyncStore, model: str | None = None) -> Lag:
     ((to_fill, oldest_to_fill),) = await reader.fetch("lag_fill")
     ((to_embed, oldest_to_embed),) = await reader.fetch("lag_embed", {"model": model})
     ((dead_texts, dead_embeddings),) = await reader.fetch("lag_dead")
-    return Lag(to_fill, oldest_to_fill, to_embed, oldest_to_embed, dead_texts, dead_embeddings)
+    ((archived,),) = await reader.fetch("lag_archived")
+    return Lag(to_fill, oldest_to_fill, to_embed, oldest_to_embed, dead_texts, dead_embeddings, archived)
 
 
 async def read_dead(store: AsyncStore, limit: int = 100) -> list[DeadLetter]:

@@ -13,6 +13,7 @@ from psycopg import sql
 from turnkeep.errors import InvalidInputError
 from turnkeep.store import _details
 from turnkeep.store._async_opened import BranchId, Id, no_conversation
+from turnkeep.store._documents import Claimed
 from turnkeep.store._search_statements import SMALL, Ground, fitting, quoted, read_ground, statement
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from turnkeep.store._async_waiting import Connection
 
 _MOST_COUNTED = 10_000
+_MOST_SCANNED = 100_000  # of others' documents, where the scope is narrower than all of them
 _WINDOW = 1_000  # chunks with a word that are looked at, the newest of them
 _LIKELY = 500  # chunks whose words are weighed one by one
 _LONGEST_AGO = timedelta(days=36_525)
@@ -61,18 +63,20 @@ class Scope:
 
 @dataclass(frozen=True)
 class NotIndexed:
-    """Numbers of turns that a search could not find yet, each counted up to 10,000.
+    """Numbers of turns that a search could not find yet, each of at least 10,000 that were looked at.
 
-    `text` are those whose text is not there yet, `embeddings` those without a vector of the model, `dead` those given
-    up, whose reason `document.error` holds.
+    `text` are those whose text is not there yet, or was not when they were archived, `embeddings` those without a
+    vector of the model, `dead` those given up, whose reason `document.error` holds. `at_least` says that so many turns
+    have no text that not all were looked at: of those that the search is about there may be more than `text`.
     """
 
     text: int = 0
     embeddings: int = 0
     dead: int = 0
+    at_least: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.text or self.embeddings or self.dead)
+        return bool(self.text or self.embeddings or self.dead or self.at_least)
 
 
 class Searching:
@@ -188,8 +192,23 @@ class Searching:
 
     async def not_indexed(self, model: str | None, scope: Scope) -> NotIndexed:
         """What a search within this scope can't find yet."""
-        ((*counts,),) = await self._fetch("not_indexed", {"model": model, "most": _MOST_COUNTED, **asdict(scope)})
-        return NotIndexed(*counts)
+        asked = {"model": model, "most": _most_looked_at(scope), **asdict(scope)}
+        ((text, embeddings, dead),) = await self._fetch("not_indexed", asked)
+        more = text >= _MOST_COUNTED
+        if scope.narrow and not more:
+            ((more,),) = await self._fetch("more_unfilled", asked)
+        return NotIndexed(text, embeddings, dead, more)
+
+    async def read_only(self) -> bool:
+        """Whether nothing can be written to this server."""
+        ((read_only,),) = await self._fetch("read_only", {})
+        return bool(read_only)
+
+    async def claim_within(self, scope: Scope, limit: int, seconds: float) -> list[Claimed]:
+        """Claim turns within the scope whose text is to be filled, the newest of them."""
+        claim = uuid.uuid4()
+        asked = {"claim": claim, "limit": limit, "seconds": seconds, "most": _most_looked_at(scope), **asdict(scope)}
+        return [Claimed(*[*row, claim]) for row in await self._fetch("claim_within", asked)]
 
     async def moment(self, ago: timedelta) -> datetime:
         """The time that was so long ago, by the database's clock."""
@@ -218,6 +237,11 @@ class Searching:
         self, connection: Connection, statement: bytes, parameters: Mapping[str, Any]
     ) -> list[tuple[Any, ...]]:
         return await self._database.rows(connection, statement, parameters, prepare=False)
+
+
+def _most_looked_at(scope: Scope) -> int:
+    """How many documents that wait are looked at: more, where most of them may be others'."""
+    return _MOST_SCANNED if scope.narrow else _MOST_COUNTED
 
 
 async def scope_of(

@@ -38,8 +38,9 @@ class Archive(Opened):
         """Put a conversation into the archive: its rows become one compressed row, in one transaction.
 
         It stays readable (`restore`, `history`, `branches`, `describe`) and takes no writes, which raise
-        `ConversationArchivedError`. Documents stay, so that a search still finds it. Nothing happens where it is
-        archived already.
+        `ConversationArchivedError`. Documents stay, so that a search still finds it: a turn whose text has not
+        been made by then it does not find until it is unarchived (`fill_documents` of the conversation makes them
+        first, as `turnkeep archive` does). Nothing happens where it is archived already.
 
         Refused while somebody runs it (`LeaseHeldError`), a turn of it is open (`TurnOpenError`) or a request waits
         (`ConflictError`); one that has been ended is archived whatever was open then. A writer beside it is waited for.

@@ -100,8 +100,8 @@ BEGIN
         RAISE EXCEPTION 'conversation %: % rows were read, % are there', p_conversation,
             ARRAY[p_branches, p_checkpoints, p_messages, p_requests], v_removed USING ERRCODE = 'data_corrupted';
     END IF;
-    -- What has no text yet can't be filled until it is back.
-    UPDATE {schema}.document AS d SET next_try_at = NULL, claim = NULL
+    -- What has no text yet can't be filled until it is back. An error would say that it has been given up.
+    UPDATE {schema}.document AS d SET next_try_at = NULL, claim = NULL, error = NULL
     WHERE d.conversation_id = p_conversation AND d.text IS NULL AND d.next_try_at IS NOT NULL;
     UPDATE {schema}.conversation AS v SET archived_at = v_now WHERE v.conversation_id = p_conversation;
 END $$;

@@ -15,10 +15,11 @@ WHERE d.conversation_id = due.conversation_id AND d.branch = due.branch AND d.tu
 RETURNING d.conversation_id, d.branch, d.turn_index, d.chunk, d.tries, NULL::pg_catalog.text, d.model
 
 -- name: claim_fill_of
--- The same of one conversation, whatever has become of earlier claims.
+-- The same of one conversation, whatever has become of earlier claims; with `over`, whether due or not.
 WITH due AS MATERIALIZED (
     SELECT d.conversation_id, d.branch, d.turn_index, d.chunk FROM {schema}.document AS d
-    WHERE d.conversation_id = %(conversation)s AND d.text IS NULL AND d.next_try_at <= (SELECT {schema}.clock())
+    WHERE d.conversation_id = %(conversation)s AND d.text IS NULL
+        AND (d.next_try_at <= (SELECT {schema}.clock()) OR %(over)s::pg_catalog.bool AND d.next_try_at IS NOT NULL)
     ORDER BY d.branch, d.turn_index LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 )
 UPDATE {schema}.document AS d SET claim = %(claim)s, tries = d.tries + (d.claim IS NOT NULL)::pg_catalog.int4,
@@ -175,6 +176,11 @@ RETURNING true
 -- Turns whose text is to be filled, and since when the oldest of them is due.
 SELECT pg_catalog.count(*), pg_catalog.min(d.next_try_at) FILTER (WHERE d.next_try_at <= (SELECT {schema}.clock()))
 FROM {schema}.document AS d WHERE d.text IS NULL AND d.next_try_at IS NOT NULL
+
+-- name: lag_archived
+-- Turns that were archived without their text: it can't be filled until they are back.
+SELECT pg_catalog.count(*) FROM {schema}.document AS d
+WHERE d.text IS NULL AND d.next_try_at IS NULL AND d.error IS NULL
 
 -- name: unfilled
 -- How many turns wait for their text, of a conversation or of all.

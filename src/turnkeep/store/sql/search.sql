@@ -179,13 +179,20 @@ JOIN {schema}.document AS d ON d.conversation_id = w.conversation_id AND d.branc
 ORDER BY w.item
 
 -- name: not_indexed
--- Turns that a search can't find yet: without text, without a vector of the model, given up. Each of them up to a bound.
+-- Turns that a search can't find yet: without text, the newest first, or archived without one; without a vector of the
+-- model; given up. Of each so many are looked at, whatever the conditions but that of one conversation.
 SELECT
     (SELECT pg_catalog.count(DISTINCT (d.conversation_id, d.branch, d.turn_index)) FROM (
-        SELECT p.conversation_id, p.branch, p.turn_index FROM {schema}.document AS p
+        (SELECT p.conversation_id, p.branch, p.turn_index FROM {schema}.document AS p
         WHERE p.text IS NULL AND p.next_try_at IS NOT NULL
             AND (%(conversation)s::pg_catalog.uuid IS NULL OR p.conversation_id = %(conversation)s)
-        LIMIT %(most)s
+        ORDER BY p.next_try_at DESC
+        LIMIT %(most)s)
+        UNION ALL
+        (SELECT p.conversation_id, p.branch, p.turn_index FROM {schema}.document AS p
+        WHERE p.text IS NULL AND p.next_try_at IS NULL AND p.error IS NULL
+            AND (%(conversation)s::pg_catalog.uuid IS NULL OR p.conversation_id = %(conversation)s)
+        LIMIT %(most)s)
     ) AS d JOIN {schema}.conversation AS v ON v.conversation_id = d.conversation_id WHERE {which}),
     (SELECT pg_catalog.count(DISTINCT (d.conversation_id, d.branch, d.turn_index)) FROM (
         (SELECT p.conversation_id, p.branch, p.turn_index FROM {schema}.document AS p
@@ -214,6 +221,45 @@ SELECT
             AND (%(conversation)s::pg_catalog.uuid IS NULL OR p.conversation_id = %(conversation)s)
         LIMIT %(most)s
     ) AS d JOIN {schema}.conversation AS v ON v.conversation_id = d.conversation_id WHERE {which})
+
+-- name: more_unfilled
+-- Whether so many turns have no text that not all of them are looked at.
+SELECT pg_catalog.count(*) >= %(most)s FROM (
+    SELECT FROM {schema}.document AS p
+    WHERE p.text IS NULL AND (p.next_try_at IS NOT NULL OR p.error IS NULL)
+        AND (%(conversation)s::pg_catalog.uuid IS NULL OR p.conversation_id = %(conversation)s)
+    LIMIT %(most)s
+) AS u
+
+-- name: claim_within
+-- Turns within the scope whose text is to be filled, claimed: the newest of them, of as many as `most` says.
+WITH near AS MATERIALIZED (
+    SELECT p.conversation_id, p.branch, p.turn_index, p.chunk, p.next_try_at FROM {schema}.document AS p
+    WHERE p.text IS NULL AND p.next_try_at <= (SELECT {schema}.clock())
+        AND (%(conversation)s::pg_catalog.uuid IS NULL OR p.conversation_id = %(conversation)s)
+    ORDER BY p.next_try_at DESC LIMIT %(most)s
+), wanted AS MATERIALIZED (
+    SELECT d.conversation_id, d.branch, d.turn_index, d.chunk FROM near AS d
+    JOIN {schema}.conversation AS v ON v.conversation_id = d.conversation_id
+    WHERE {which}
+    ORDER BY d.next_try_at DESC LIMIT %(limit)s
+), due AS MATERIALIZED (
+    SELECT d.conversation_id, d.branch, d.turn_index, d.chunk FROM wanted AS w
+    JOIN {schema}.document AS d ON d.conversation_id = w.conversation_id AND d.branch = w.branch
+        AND d.turn_index = w.turn_index AND d.chunk = w.chunk
+    WHERE d.text IS NULL AND d.next_try_at <= (SELECT {schema}.clock())
+    FOR UPDATE OF d SKIP LOCKED
+)
+UPDATE {schema}.document AS d SET claim = %(claim)s, tries = d.tries + (d.claim IS NOT NULL)::pg_catalog.int4,
+    next_try_at = (SELECT {schema}.clock()) + pg_catalog.make_interval(secs => %(seconds)s)
+FROM due
+WHERE d.conversation_id = due.conversation_id AND d.branch = due.branch AND d.turn_index = due.turn_index
+    AND d.chunk = due.chunk
+RETURNING d.conversation_id, d.branch, d.turn_index, d.chunk, d.tries, NULL::pg_catalog.text, d.model
+
+-- name: read_only
+-- Whether nothing can be written here: a standby, or a server that is set so.
+SELECT pg_catalog.current_setting('transaction_read_only') = 'on'
 
 -- name: search_moment
 -- The time so long ago.
