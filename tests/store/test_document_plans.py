@@ -24,7 +24,7 @@ ASKED: dict[str, dict[str, Any]] = {
         "limit": 50,
         "conversation": uuid.UUID(int=7),
         "over": True,
-    },  # fmt: skip
+    },
     "claim_embed": {"claim": uuid.UUID(int=1), "seconds": 60.0, "limit": 50, "lapsed": False},
     "requeue": {"model": "m", "limit": 500},
     "retry_dead": {"limit": 500},

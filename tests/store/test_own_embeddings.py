@@ -14,7 +14,7 @@ import turnkeep
 from tests.observing import Observer
 from tests.store.conftest import OpenStore
 from turnkeep.errors import EmbeddingDimensionsError, InvalidInputError
-from turnkeep.search import EmbedWorker, fill_documents
+from turnkeep.search import EmbedWorker, Search, build_index, fill_documents
 
 pytestmark = pytest.mark.pgvector
 ANSWER = {"role": "assistant", "content": "yes"}
@@ -200,3 +200,40 @@ def test_embeddings_that_are_not_there_are_not_kept(dsn: str, observer: Observer
             "SELECT turnkeep.embedded_v1(gen_random_uuid(), ARRAY[gen_random_uuid()], ARRAY[0], ARRAY[0], ARRAY[0],"
             " NULL, 'm')"
         )
+
+
+class Huge(Local):
+    """A model whose numbers are beyond half precision."""
+
+    async def embed(self, texts: Any, *, query: bool = False) -> list[list[float]]:
+        """The same vector for every text."""
+        return [[1e30, 2e30] for _ in texts]
+
+
+async def test_numbers_beyond_half_precision_are_kept_indexed_and_found(dsn: str, observer: Observer) -> None:
+    turnkeep.migrate(dsn, dimensions=2001)
+    async with turnkeep.open(dsn) as store:
+        assert await build_index(store, "mine")
+        branch = await begun(store)
+        await branch.save([ANSWER], final=True, embedding=[70_000.0, -1.0], embedding_model="mine")
+        await branch.begin_turn({"role": "user", "content": "more"})
+        await branch.save([ANSWER], final=True)
+        assert (await EmbedWorker(store, Huge("mine")).run(drain=True)).embedded == 1
+        assert len((await Search(store, Huge("mine")).search("more", mode="semantic")).hits) == 2
+
+
+async def test_a_vector_that_the_database_refuses_holds_no_other_back(dsn: str, observer: Observer) -> None:
+    async with turnkeep.open(dsn) as store:
+        branch = await begun(store)
+        await branch.save([ANSWER], final=True)
+        for text in ("bad", "fine"):
+            await branch.begin_turn({"role": "user", "content": text})
+            await branch.save([ANSWER], final=True)
+        with psycopg.connect(dsn) as connection:
+            connection.execute(
+                "ALTER TABLE turnkeep.document ADD CHECK (embedding IS NULL OR NOT starts_with(text, 'bad'))"
+            )
+        done = await EmbedWorker(store, Local("mine"), most_tries=1).run(drain=True)
+        assert (done.embedded, done.failed) == (2, 1)
+        ((error,),) = observer.rows("SELECT error FROM turnkeep.document WHERE starts_with(text, 'bad')")
+        assert "check constraint" in error

@@ -7,10 +7,15 @@ from collections.abc import Sequence
 
 from turnkeep.errors import (
     ConfigurationError,
+    DatabaseError,
     EmbeddingDimensionsError,
     EmbeddingError,
     EmbeddingRefusedError,
     EmbeddingUnavailableError,
+    PermissionDeniedError,
+    PoolExhaustedError,
+    SchemaError,
+    UnavailableError,
 )
 from turnkeep.search.documents import Retries, delay
 from turnkeep.search.provider import Provider, checked
@@ -72,8 +77,27 @@ class Batch:
             await self._blame(part, error)
         else:
             self._others_pass = True
+            await self._keep(part, vectors)
+
+    async def _keep(self, part: Sequence[Claimed], vectors: Sequence[Vector]) -> None:
+        """Write embeddings. Where the database refuses one of them, the others are kept, and that one counts."""
+        try:
             self.embedded += await self._documents.embedded(part, vectors, self._provider.name)
+        except (UnavailableError, PoolExhaustedError, SchemaError, PermissionDeniedError):
+            raise
+        except DatabaseError as error:
+            if len(part) > 1:
+                half = len(part) // 2
+                await self._keep(part[:half], vectors[:half])
+                await self._keep(part[half:], vectors[half:])
+                return
+            await self._refused(part[0], error)
+        else:
             self._drop(part)
+
+    async def _refused(self, document: Claimed, error: Exception) -> None:
+        log.warning("%s: no embedding: %s", _named(document), error)
+        await self._give_up([Failure(document, str(error), delay(document.tries, self._retries.first_delay))])
 
     async def _blame(self, part: Sequence[Claimed], error: EmbeddingError) -> None:
         """Find out which text is to blame, if one is."""
@@ -85,8 +109,7 @@ class Batch:
             await self._embed(part[:half])
             await self._embed(part[half:])
             return
-        log.warning("%s: no embedding: %s", _named(part[0]), error)
-        await self._give_up([Failure(part[0], str(error), delay(part[0].tries, self._retries.first_delay))])
+        await self._refused(part[0], error)
 
     async def _ask(self, texts: Sequence[str]) -> list[Vector]:
         vectors = await self._provider.embed(texts)

@@ -11,6 +11,7 @@ from typing import Any
 from psycopg import sql
 
 from turnkeep.store._statements import in_parameterised, read, render, texts
+from turnkeep.store._vectors import MOST_INDEXED
 
 Fetch = Callable[[str, dict[str, Any]], Awaitable[list[tuple[Any, ...]]]]
 
@@ -20,7 +21,6 @@ SMALL = 10_000
 INDEX_PREFIX = "document_near_"
 
 _FILE = "sql/search.sql"
-_MOST_INDEXED = 2_000  # dimensions of a vector in an HNSW index
 _MOST_INDEXED_HALF = 4_000  # of one in half precision
 _ITERATING = (0, 8)  # the release of pgvector from which on an index scan goes on until enough rows pass a condition
 
@@ -94,7 +94,7 @@ def index_pieces(model: str, ground: Ground) -> dict[str, sql.Composable]:
         "index": sql.Identifier(index_name(model)),
         "embedding": embedding,
         "operators": sql.Identifier(
-            ground.vector_schema, "vector_cosine_ops" if ground.dimensions <= _MOST_INDEXED else "halfvec_cosine_ops"
+            ground.vector_schema, "vector_cosine_ops" if ground.dimensions <= MOST_INDEXED else "halfvec_cosine_ops"
         ),
         "model": sql.Literal(model),
     }
@@ -107,7 +107,7 @@ def plain_statement(name: str, schema: str, **fitting: sql.Composable) -> bytes:
 
 def as_indexed(column: sql.Composable, ground: Ground) -> tuple[sql.Composable, sql.Composable]:
     """A vector as an index has it, and its type: in half precision where its dimensions ask for that."""
-    if ground.dimensions <= _MOST_INDEXED:
+    if ground.dimensions <= MOST_INDEXED:
         return column, _kind(ground, "vector")
     half = _kind(ground, "halfvec")
     return sql.SQL("({}::{})").format(column, half), half

@@ -13,12 +13,16 @@ Vector = list[float]
 
 EMBEDDING_DIMENSIONS = 768
 MOST_MODEL_CHARACTERS = 255
+MOST_INDEXED = 2_000
+"""Dimensions of a vector that an index takes as it is, rather than in half precision."""
 UNKNOWN_MODEL = "unknown"
 """The model of an embedding that plain SQL has brought."""
 
 
 def stored(vector: Sequence[float], dimensions: int | None, name: str) -> Vector:
     """A vector as it is stored, padded with zeros to `dimensions`, which changes no distance.
+
+    Above 2,000 dimensions it is of length 1: an index has it in half precision, which ends at 65,504.
 
     Raises `EmbeddingDimensionsError` where it is longer, `EmbeddingError` where it has no direction or holds what is no
     number. `name` says whose it is.
@@ -41,6 +45,9 @@ def stored(vector: Sequence[float], dimensions: int | None, name: str) -> Vector
             raise EmbeddingError(f"{name}[{index}]: {vector[index]!r} can't be held in single precision")
     if not any(numbers):
         raise EmbeddingError(f"{name}: every number is zero, so that it has no direction")
+    if dimensions is not None and dimensions > MOST_INDEXED:
+        length = math.hypot(*numbers)
+        numbers = array("f", (number / length for number in numbers))
     return [*numbers, *([0.0] * ((dimensions or 0) - len(numbers)))]
 
 
