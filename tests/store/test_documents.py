@@ -202,6 +202,31 @@ async def test_words_of_any_language_are_found(store: turnkeep.AsyncStore, obser
         assert [turn_index for turn_index, _ in found(observer, query)] == turns, query
 
 
+async def test_parts_of_paths_addresses_and_names_are_found(store: turnkeep.AsyncStore, observer: Observer) -> None:
+    branch = await store.conversation("c")
+    said = [
+        "see src/turnkeep/foo_bar.py:17, then run it",
+        "it is at https://example.com/docs/abc?page=2#top.",
+        "ask bob@example.com or @alice",
+        "cat /etc/hosts ./notes.txt C:\\Users\\me",
+        "my-module.sub_part = 3.14; wi-fi, v1.2.3 --dry-run",
+    ]
+    for text in said:
+        await turn(branch, text, "")
+    await fill_documents(store)
+    finds = {
+        "foo_bar.py": [0], "foo_bar": [0], "turnkeep/foo_bar.py": [0], "src/turnkeep/foo_bar.py": [0], "bar": [0],
+        "foo_bar.py:17": [0], '"see src/turnkeep"': [0], '"foo_bar.py:17, then"': [0], "bar.foo": [],
+        "see -foo_bar.py": [],
+        "docs/abc": [1], "/docs/abc": [1], "https://example.com/docs/abc?page=2": [1], "example.com": [1, 2],
+        "example.com -docs/abc": [2], "bob": [2], "bob@example.com": [2], "alice": [2], "@alice": [2],
+        "/etc/hosts": [3], "hosts": [3], "notes.txt": [3], "notes": [3], "me or alice": [2, 3], "Users\\me": [3],
+        "my-module": [4], "module": [4], "sub_part": [4], "3.14": [4], "wi-fi": [4], "v1.2": [4], "dry-run": [4],
+    }  # fmt: skip
+    for query, turns in finds.items():
+        assert [turn_index for turn_index, _ in found(observer, query)] == turns, query
+
+
 # -- what goes meanwhile
 
 

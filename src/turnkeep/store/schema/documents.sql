@@ -2,17 +2,21 @@
 -- {vector} is the type of an embedding: pgvector's where it is installed, real[] elsewhere.
 
 -- A text in which each character of a script that puts no spaces between words stands alone: Thai to Khmer, Chinese,
--- Japanese, Korean.
+-- Japanese, Korean. What joins words to a path, an address, a name of a program's (/ \ . : @ - = ? & # % + ~) is "_":
+-- Postgres would take such a thing for one word, and takes it for a phrase then, in a text and in a query.
 CREATE OR REPLACE FUNCTION {schema}.spaced(p_text text) RETURNS text
-LANGUAGE sql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
-    SELECT CASE
-        WHEN p_text ~ '[\u0E00-\u0EFF\u1000-\u11FF\u1780-\u17FF\u2E80-\uA4CF\uA960-\uA97F\uAC00-\uD7FF\uF900-\uFAFF\uFF66-\uFFDC\U00020000-\U0003FFFF]'
-        THEN pg_catalog.regexp_replace(p_text,
+LANGUAGE plpgsql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_text text := regexp_replace(p_text,
+        '(?<=[^\s"/\\.:@=?&#%+~-])[/\\.:@=?&#%+~-]+(?=[^\s"/\\.:@=?&#%+~-])|[/\\]+', '_', 'g');
+BEGIN
+    IF v_text ~ '[\u0E00-\u0EFF\u1000-\u11FF\u1780-\u17FF\u2E80-\uA4CF\uA960-\uA97F\uAC00-\uD7FF\uF900-\uFAFF\uFF66-\uFFDC\U00020000-\U0003FFFF]' THEN
+        v_text := regexp_replace(v_text,
             '([\u0E00-\u0EFF\u1000-\u11FF\u1780-\u17FF\u2E80-\uA4CF\uA960-\uA97F\uAC00-\uD7FF\uF900-\uFAFF\uFF66-\uFFDC\U00020000-\U0003FFFF])',
-            ' \1 ', 'g')
-        ELSE p_text
-    END
-$$;
+            ' \1 ', 'g');
+    END IF;
+    RETURN v_text;
+END $$;
 
 -- The words of a text as the index has them: as they stand, in whatever language, and their English stems besides.
 CREATE OR REPLACE FUNCTION {schema}.words_of(p_text text) RETURNS tsvector
