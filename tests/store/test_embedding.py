@@ -324,3 +324,14 @@ async def test_answers_that_are_lost_leave_nothing_undone_or_done_twice(
     await EmbedWorker(store, HttpProvider(embeddings)).run(drain=True)
     rows = observer.rows("SELECT text, model, claim, next_try_at, error FROM turnkeep.document ORDER BY turn_index")
     assert rows == [(f"?\n\nnumber{n}", embeddings.model, None, None, None) for n in range(12)]
+
+
+async def test_a_text_that_is_always_one_too_many_counts_at_last(
+    store: turnkeep.AsyncStore, observer: Observer, embeddings: EmbeddingServer
+) -> None:
+    await turns(store, "one", "poison", "three")
+    embeddings.behave(refused=["poison"], refused_status=429)
+    async with asyncio.timeout(60):
+        done = await EmbedWorker(store, HttpProvider(embeddings), first_delay=3600, poll_seconds=0.05).run(drain=True)
+    assert done.embedded == 2
+    assert observer.rows("SELECT tries FROM turnkeep.document WHERE error IS NOT NULL") == [(1,)]

@@ -107,6 +107,7 @@ class EmbedWorker:
         self._failures = 0
         self._rest_until = 0.0
         self._unreported = Progress()
+        self._turned_down: dict[tuple[object, ...], int] = {}
 
     def stop(self) -> None:
         """Let `run` come to its end: what is claimed is handed back."""
@@ -197,7 +198,7 @@ class EmbedWorker:
         except EmbeddingUnavailableError as error:
             self._unreported += Progress(embedded=batch.embedded, failed=batch.failed)
             # A text that was alone when a provider failed that had just answered may be what it fails of.
-            guilty = len(claimed) == 1 and self._heard and error.status != _TOO_MANY
+            guilty = len(claimed) == 1 and self._heard and (error.status != _TOO_MANY or self._suspected(claimed[0]))
             await self._back_off(error, batch.left, str(error) if guilty else None)
             raise
         except BaseException:
@@ -209,6 +210,17 @@ class EmbedWorker:
             self._heard, self._failures = True, 0
             self._size = min(self._largest, self._size * 2)
         return Progress(embedded=batch.embedded, failed=batch.failed)
+
+    def _suspected(self, document: Claimed) -> bool:
+        """Whether a text has been turned down as one too many so often, alone, that others are not the reason."""
+        place = (document.conversation_id, document.branch, document.turn_index, document.chunk)
+        if len(self._turned_down) > _REQUEUED_AT_ONCE:
+            self._turned_down.clear()
+        self._turned_down[place] = times = self._turned_down.get(place, 0) + 1
+        if times < _PATIENCE:
+            return False
+        del self._turned_down[place]
+        return True
 
     async def _unless_stopped(self, batch: Batch, claimed: Sequence[Claimed]) -> None:
         """Embed a batch, or give it up when told to stop."""
