@@ -16,6 +16,7 @@ from psycopg.conninfo import make_conninfo
 import turnkeep
 from tests.store.searching import say
 from turnkeep import AsyncStore
+from turnkeep.cli.search import notes
 from turnkeep.errors import ConfigurationError, InvalidInputError, NotFoundError
 from turnkeep.search import Search, SearchResult
 
@@ -156,6 +157,11 @@ async def test_what_a_fork_inherits_is_found_once_and_a_copy_is_its_own(store: A
     copy = await store.fork("c", at=(0, 1), into="copy")
     await say(copy, "needle four")
     assert ("copy", 0, 1) in turns(await search.search("needle four"))
+    await store.archive("c")
+    assert {*turns(await search.search("needle", conversation="c", branch=1))} == {("c", 0, 0), ("c", 1, 1)}
+    assert {*turns(await search.search("needle", conversation="c", branch="main"))} == {("c", 0, 0), ("c", 0, 1)}
+    with pytest.raises(NotFoundError):
+        await search.search("needle", conversation="c", branch=7)
 
 
 async def test_a_turn_forked_in_its_middle_is_the_forks_own(store: AsyncStore) -> None:
@@ -286,3 +292,11 @@ async def test_a_server_that_only_reads_is_searched_at_once(store: AsyncStore, d
         result = await Search(reading).search("needle")
     assert turns(result) == [("a", 0, 0)]
     assert result.not_indexed.text == 1
+
+
+async def test_words_of_a_long_query_that_are_not_looked_for_are_said(store: AsyncStore) -> None:
+    await say(await store.conversation("a"), "needle")
+    result = await Search(store).search(" ".join(f"hay{number}" for number in range(24)) + " needle")
+    assert "needle" in result.left_out
+    assert any("needle" in note for note in notes(result))
+    assert not (await Search(store).search("hay needle")).left_out

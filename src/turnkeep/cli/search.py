@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from turnkeep.store import AsyncStore
 
 _MOST_COUNTED = 10_000
+_MOST_NAMED = 5
 # What a shell takes as it is, and a reference to a place does not take apart.
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+/-]*")
 _LONGEST_NAME = 60
@@ -237,6 +238,9 @@ def notes(result: SearchResult) -> list[str]:
         found.append(f"By words only: {result.text_only}{how}.")
     if not result.all_words:
         found.append("Very many turns have these words: the newest of them were ranked.")
+    if result.left_out:
+        words = ", ".join(result.left_out[:_MOST_NAMED]) + (", …" if len(result.left_out) > _MOST_NAMED else "")
+        found.append(f"The query is long: turns that have only some of its words were not looked for by {words}.")
     missing = result.not_indexed
     for number, what in (
         (missing.text, "not indexed yet: `turnkeep embed` does it"),

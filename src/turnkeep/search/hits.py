@@ -43,7 +43,8 @@ class SearchResult:
     `mode` is what was done: `text`, `semantic` or `hybrid`. Where that is less than was asked for, `text_only` says
     why. `exact` is whether every vector within the scope was compared with the query's, rather than an index followed.
     `all_words` is whether all that have the words were looked at: of a word that very many have, only the newest
-    chunks are. `not_indexed` counts what could not be found yet.
+    chunks are. `not_indexed` counts what could not be found yet. `left_out` are words of a long
+    query, as the index has them, that only turns with all of its words were looked for by.
     """
 
     hits: tuple[Hit, ...]
@@ -53,3 +54,4 @@ class SearchResult:
     exact: bool
     all_words: bool
     not_indexed: NotIndexed
+    left_out: tuple[str, ...] = ()

@@ -21,12 +21,14 @@ class Wanted:
     """A query as the database has read it.
 
     `words` is the text of its tsquery, `lexemes` what that looks for, the first few of them, and `some` whether a text
-    that has only some of those is better than none: not where a phrase was asked for, or something excluded.
+    that has only some of those is better than none: not where a phrase was asked for, or something excluded. What it
+    looks for besides is `left_out`: of a turn that has not all of the words it says nothing.
     """
 
     words: str
     lexemes: tuple[str, ...]
     some: bool
+    left_out: tuple[str, ...] = ()
 
 
 def checked_query(query: object) -> str:
@@ -57,4 +59,6 @@ def wanted(query: str, words: str) -> Wanted:
             excludes = True
         else:
             lexemes[part[1].replace("''", "'").replace("\\\\", "\\")] = None
-    return Wanted(words, tuple(lexemes)[:_MOST_LEXEMES], '"' not in query and not excludes)
+    every = tuple(lexemes)
+    some = '"' not in query and not excludes
+    return Wanted(words, every[:_MOST_LEXEMES], some, every[_MOST_LEXEMES:])

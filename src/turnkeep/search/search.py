@@ -133,6 +133,7 @@ class _Looking:
         self._model = None if provider is None else provider.name
         self._exact = True
         self._all_words = True
+        self._left_out: tuple[str, ...] = ()
 
     async def search(self, query: str, mode: str | None) -> SearchResult:
         ground = await self._searching.ground(self._model)
@@ -192,6 +193,7 @@ class _Looking:
                 await filler.fill(_FILLED_FIRST)
 
     async def _by_words(self, wanted: Wanted, depth: int) -> Ranking:
+        self._left_out = wanted.left_out
         found, self._all_words = await self._searching.matching(
             wanted.words, wanted.lexemes, self._scope, limit=depth, some=wanted.some
         )
@@ -216,6 +218,7 @@ class _Looking:
             exact=self._exact,
             all_words=self._all_words,
             not_indexed=await self._searching.not_indexed(model, self._scope),
+            left_out=self._left_out,
         )
 
 

@@ -105,6 +105,18 @@ class Archived:
         ]
         return [_summary(row) for row in sorted(found, key=_place, reverse=True)[:limit]]
 
+    def line(self, branch: int) -> list[tuple[int, int]]:
+        """The branches whose turns a branch has, each with the last turn it has of it: see `line_of_branch`."""
+        if branch not in self._branches:
+            return []
+        lineage = self._branches[branch]["lineage"]
+        found = [(branch, 2**31 - 1)]
+        for i in range(0, len(lineage), 3):
+            owner, turn, sub_step = lineage[i : i + 3]
+            row = self._checkpoints.get((turn, sub_step, owner))
+            found.append((owner, turn if row is not None and row["phase"] == FINAL_PHASE else turn - 1))
+        return found
+
     def branches(self) -> list[BranchSummary]:
         """All branches by number."""
         return [

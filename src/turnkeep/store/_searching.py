@@ -272,6 +272,9 @@ async def scope_of(
         return scope
     number = await store._number(conversation, branch)
     branches, lasts = await Searching(store).line(scope.conversation, number)
+    if not branches and number is not None and (archived := await store._archived(conversation)) is not None:
+        line = archived.line(number)
+        branches, lasts = [one for one, _ in line], [last for _, last in line]
     if not branches:
         raise no_conversation(conversation, branch)
     return replace(scope, line_branches=branches, line_lasts=lasts)
