@@ -108,6 +108,13 @@ async def test_lines_without_an_id_are_known_by_their_content(store: AsyncStore)
     assert (await read(store, openai_chat, json.dumps(CHAT).encode())).there == 1
 
 
+@pytest.mark.parametrize("odd", [{"id": "\ud800"}, {"id": "x", "title": "a \udfff"}, {"id": "x", "title": ""}])
+async def test_an_id_or_a_title_that_no_column_holds_ends_nothing(store: AsyncStore, odd: dict[str, str]) -> None:
+    lines = "\n".join(json.dumps({"messages": CHAT, **one}) for one in ({"id": "before"}, odd, {"id": "behind"}))
+    assert (await read(store, openai_chat, lines.encode())).conversations == 3
+    assert (await read(store, openai_chat, lines.encode())).there == 3
+
+
 async def test_sharegpt_becomes_turns(store: AsyncStore) -> None:
     data = (CORPUS / "sharegpt.json").read_bytes()
     value = json.loads(data)

@@ -8,7 +8,7 @@ from datetime import timedelta
 from turnkeep.cli.text import duration
 from turnkeep.errors import InvalidInputError
 
-_AGE = re.compile(r"(\d+(?:\.\d+)?)(min|h|d|w)")
+_AGE = re.compile(r"(\d+(?:\.\d+)?)(min|h|d|w)", re.ASCII)
 _UNITS = {"min": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
 _LONGEST = timedelta(days=365_000)
 

@@ -71,12 +71,16 @@ def _foreign(kind: str, chat: Record, messages: list[Record], where: str) -> For
     except InvalidInputError as error:
         raise TransferError(f"{where}: {error}") from error
     own = next((str(chat[key]) for key in _IDS if isinstance(chat.get(key), str | int) and str(chat[key])), "")
-    if not own or len(own) > _MOST_ID or "\0" in own:
+    if not own or len(own) > _MOST_ID or not _storable(own):
         own = hashlib.sha256(text.encode()).hexdigest()[:32]
     title = chat.get("title")
-    return Foreign(
-        f"{kind}:{own}", messages, title=title[:1000] if isinstance(title, str) and title.strip("\0") == title else None
-    )
+    kept = title[:1000] if isinstance(title, str) and title and _storable(title) else None
+    return Foreign(f"{kind}:{own}", messages, title=kept)
+
+
+def _storable(text: str) -> bool:
+    """Whether a column of text can hold it: a title or an id that it can't is left out."""
+    return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _values(stream: BinaryIO, name: str) -> Iterator[tuple[str, Any]]:
