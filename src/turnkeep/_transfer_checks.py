@@ -10,13 +10,17 @@ from typing import Any
 
 from turnkeep import jsontext
 from turnkeep.errors import InvalidInputError
-from turnkeep.spans import owner_of
+from turnkeep.spans import MAX_PARTS, owner_of
 
 _STATUSES = frozenset(("idle", "open", "ready", "waiting", "ended", "failed"))
 _PHASES = frozenset(("input", "tool_calls", "started", "tool_results", "step", "final"))
-_TIMES = frozenset(
-    ["created_at", "ended_at", "archived_at", "ready_at", "turn_started_at", "updated_at", "received_at"]
-)
+_TIMES = frozenset(["created_at", "ended_at", "archived_at", "turn_started_at", "updated_at", "received_at"])
+# As the store itself takes them, in characters.
+_LONGEST = {"external_id": 1000, "title": 1000, "agent_id": 255, "tenant": 255, "name": 255, "model": 255}
+_MOST_TAGS = 100
+_MOST = 2**31 - 1
+_MOST_DIMENSIONS = 16_000
+_LEAST_REAL, _GREATEST_REAL = 1.5e-45, 3.4028234e38
 _EARLIEST = "1970-01-01T00:00:00.000000+00:00"
 _LONGEST_TTL_DAYS = 365_000
 _DAY = 86_400_000_000  # in microseconds
@@ -43,14 +47,24 @@ class Checks:
         _need(head["next_branch"] >= 1, "next_branch is less than 1")
         _check_object(head["metadata"], "metadata")
         _need(len(head.get("ttl", [0] * 3)) == 3, "ttl is not months, days and microseconds")
+        self._names: set[str] = set()
+        self._ended: set[int] = set()  # branches whose newest turn has ended
+        self._turn = -1
         if latest is not None:
             _check_ttl(head)
-            self._times("conversation", head)
+            self._strictly("conversation", head)
+            _need(head["next_branch"] < _MOST, "next_branch leaves no room for a fork")
+            _need(head.get("parent_conversation_id") != head["conversation_id"], "the conversation is its own parent")
+            _need(
+                len(head["tags"]) <= _MOST_TAGS, f"tags: {len(head['tags'])} of them; at most {_MOST_TAGS} are allowed"
+            )
+            for tag in head["tags"]:
+                _need(1 <= len(tag) <= _LONGEST["agent_id"], f"a tag has 1 to {_LONGEST['agent_id']} characters")
 
     def row(self, kind: Any, record: Record) -> None:
         """Check a row."""
         if self._latest is not None:
-            self._times(kind.name, record)
+            self._strictly(kind.name, record)
         match kind.name:
             case "branch":
                 self._branch(record)
@@ -165,10 +179,49 @@ class Checks:
         _need(row["turn_index"] >= 0 and row["chunk"] >= 0, "a document of no turn")
         _need("embedding" not in row or ("model" in row and "text" in row), "an embedding without text and model")
 
-    def _times(self, kind: str, row: Record) -> None:
+    def _strictly(self, kind: str, row: Record) -> None:
+        """Check what the database would take and the store would not."""
         assert self._latest is not None
+        for name, longest in _LONGEST.items():
+            _need(
+                name not in row or 1 <= len(row[name]) <= longest,
+                f"{kind}: {name} has {len(row.get(name, ''))} characters; 1 to {longest} are allowed",
+            )
+        for name in ("ready_at", "not_before"):
+            _need(_EARLIEST <= row.get(name, _EARLIEST) < "9", f"{kind}: {name} is before 1970, or too far off")
+        if kind == "branch":
+            self._strict_branch(row)
+        elif kind == "checkpoint":
+            self._strict_checkpoint(row)
+        elif kind == "request" and row["branch"] in self._branches:
+            _need(
+                row.get("taken_turn", -1) <= self._branches[row["branch"]]["turn_index"],
+                f"request {row['key'][:100]!r}: its turn is beyond the branch's head",
+            )
+        elif kind == "document" and "embedding" in row:
+            _check_embedding(row["embedding"])
         for name in _TIMES & row.keys():
             _need(_EARLIEST <= row[name] <= self._latest, f"{kind}: {name} is before 1970, or later than tomorrow")
+
+    def _strict_branch(self, row: Record) -> None:
+        number = row["branch"]
+        _need(row["next_position"] < _MOST, f"branch {number}: next_position leaves no room for a message")
+        _need(row["status"] != "ready" or "ready_at" in row, f"branch {number} is ready, and does not say since when")
+        if "name" in row:
+            _need(row["name"] not in self._names, f"branch {number}: the name {row['name']!r} is there twice")
+            self._names.add(row["name"])
+
+    def _strict_checkpoint(self, row: Record) -> None:
+        turn, sub_step, branch = row["turn_index"], row["sub_step"], row["branch"]
+        name = f"checkpoint {turn}.{sub_step} of branch {branch}"
+        _need(len(row["spans"]) <= 3 * MAX_PARTS, f"{name}: more than {MAX_PARTS} spans")
+        parent = row.get("parent_turn_index", -1), row.get("parent_sub_step", -1)
+        _need(parent < (turn, sub_step), f"{name}: its parent is not before it")
+        if turn != self._turn:
+            self._turn, self._ended = turn, set()
+        if row["phase"] == "final":
+            _need(branch not in self._ended, f"{name}: the turn ends twice")
+            self._ended.add(branch)
 
     def _in_order(self, kind: str, *key: int) -> None:
         last = self._last.get(kind)
@@ -190,6 +243,19 @@ def _check_ttl(head: Record) -> None:
         0 < whole <= _LONGEST_TTL_DAYS * _DAY
         and max(abs(months) * 30, abs(days), abs(microseconds) // _DAY) <= _LONGEST_TTL_DAYS,
         f"ttl: more than nothing and at most {_LONGEST_TTL_DAYS} days are allowed",
+    )
+
+
+def _check_embedding(text: str) -> None:
+    try:
+        plain = text.isascii() and "_" not in text and text[:1] + text[-1:] == "[]"
+        numbers = [float(number) for number in text[1:-1].split(",")] if plain else []
+    except ValueError:
+        numbers = []
+    _need(
+        0 < len(numbers) <= _MOST_DIMENSIONS
+        and all(number == 0 or _LEAST_REAL < abs(number) <= _GREATEST_REAL for number in numbers),
+        "an embedding that is no list of numbers in single precision",
     )
 
 

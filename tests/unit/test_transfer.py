@@ -64,6 +64,7 @@ def read(data: bytes) -> int:
 
 def test_what_is_valid_is_read_and_files_can_be_joined() -> None:
     assert read(written(valid())) == 7
+    assert read(written([*valid(), document("[0.1,-2.5e-05,0]")])) == 8
     assert read(written(valid()) * 2) == 14
 
 
@@ -71,6 +72,11 @@ def changed(number: int, **values: Any) -> list[Line]:
     lines = valid()
     lines[number] = {name: value for name, value in {**lines[number], **values}.items() if value is not ...}
     return lines
+
+
+def document(embedding: str) -> Line:
+    place = {"kind": "document", "branch": 0, "turn_index": 0, "chunk": 0}
+    return {**place, "text": "t", "model": "m", "embedding": embedding}
 
 
 HOSTILE: dict[str, tuple[list[Line], str]] = {
@@ -91,6 +97,28 @@ HOSTILE: dict[str, tuple[list[Line], str]] = {
     "a ttl of nothing": (changed(0, ttl=[0, 0, 0]), "ttl: more than nothing and at most 365000 days"),
     "a ttl of ages": (changed(0, ttl=[0, 365_000, 1]), "ttl: more than nothing and at most 365000 days"),
     "a ttl beyond int4": (changed(0, ttl=[2**40, -(2**40) * 30, 1]), "ttl: more than nothing and at most 365000 days"),
+    "its own parent": (changed(0, parent_conversation_id=str(uuid.UUID(int=1))), "the conversation is its own parent"),
+    "no room for a fork": (changed(0, next_branch=2**31 - 1), "next_branch leaves no room"),
+    "no room for a message": (changed(1, next_position=2**31 - 1), "branch 0: next_position leaves no room"),
+    "ready since never": (changed(1, status="ready"), "branch 0 is ready, and does not say since when"),
+    "a name twice": ([*changed(1, name="x")[:2], changed(2, name="x")[2], *valid()[3:]], "the name 'x' is there twice"),
+    "an empty name": (changed(1, name=""), "branch: name has 0 characters; 1 to 255 are allowed"),
+    "an id of ages": (changed(0, external_id="x" * 1001), "conversation: external_id has 1001 characters"),
+    "tags beyond": (changed(0, tags=["x"] * 101), "tags: 101 of them"),
+    "a long tag": (changed(0, tags=["x" * 256]), "a tag has 1 to 255 characters"),
+    "an agent of ages": (changed(6, agent_id="x" * 256), "checkpoint: agent_id has 256 characters"),
+    "spans without end": (changed(6, spans=[0, 0, 1] * 257), "more than 256 spans"),
+    "a checkpoint of itself": (
+        changed(6, parent_turn_index=0, parent_sub_step=1, parent_branch=0),
+        "its parent is not before it",
+    ),
+    "two ends": (changed(5, phase="final"), "checkpoint 0.1 of branch 0: the turn ends twice"),
+    "a turn to come": (changed(7, taken_turn=1), "request 'k': its turn is beyond the branch's head"),
+    "a time too far": (changed(1, ready_at="9999-12-31T23:59:59.999999+00:00"), "branch: ready_at is before 1970, or"),
+    **{
+        f"an embedding {text[:20]}": ([*valid(), document(text)], "an embedding that is no list of numbers")
+        for text in ("junk", "[]", "[nan]", "[1,inf]", "[1e300]", "[1e-300]", "[1_0]", "[" + "1," * 16_000 + "1]")
+    },
     "no time": (changed(0, created_at=...), "created_at is missing"),
     "a number too large": (changed(0, version=2**31), "version is not a whole number"),
     "a boolean": (changed(0, version=True), "version is not a whole number"),

@@ -128,7 +128,10 @@ class Transfer(Opened):
         while (header := in_thread(reader.conversation)) is not None:
             self._check_tenant(reader, header)
             rows = _Rows(reader, self._normal(reader, header), tally, as_copy=as_copy)
-            outcome = self._import_one(rows, dry_run=dry_run)
+            try:
+                outcome = self._import_one(rows, dry_run=dry_run)
+            except DatabaseError as error:
+                raise _unstorable(reader, error, f"conversation {rows.conversation}") from error
             if outcome == "conflict":
                 conflicts.append(rows.header["external_id"])
             else:
@@ -165,9 +168,7 @@ class Transfer(Opened):
         try:
             ((text,),) = self._ask(self._transfer_statement("metadata_text"), {"metadata": header["metadata"]})
         except DatabaseError as error:
-            if isinstance(error.__cause__, psycopg.DataError):
-                raise reader.error(f"metadata can't be stored: {error.__cause__.diag.message_primary}") from error
-            raise
+            raise _unstorable(reader, error, "metadata") from error
         return {**header, "metadata": text}
 
     # -- one conversation
@@ -280,6 +281,17 @@ class Transfer(Opened):
 
     def _transfer_statement(self, name: str) -> bytes:
         return statements(self._schema, "sql/transfer.sql")[name]
+
+
+_BY_CONTENT = (psycopg.DataError, psycopg.IntegrityError, psycopg.errors.ProgramLimitExceeded)
+
+
+def _unstorable(reader: Reader, error: DatabaseError, what: str) -> Exception:
+    """What a failure means if it comes from what was to be stored: at the latest line that was read."""
+    cause = error.__cause__
+    if not isinstance(cause, _BY_CONTENT):
+        return error
+    return reader.error(f"{what} can't be stored: {cause.diag.message_primary}")
 
 
 def _some(names: Sequence[str]) -> str:
