@@ -207,3 +207,15 @@ def test_who_may_not_grant_is_told_and_nothing_is_half_done(dsn: str, name: Name
     assert run("grant", dsn=dsn).code == 2
     assert run("grant", "--reader", other, "--schema", "nowhere", dsn=dsn).code == 1
     assert run("grant", "--reader", other, "--create", "--revoke", dsn=dsn).code == 2
+
+
+def test_a_reader_is_judged_as_one_and_indexes_are_the_owners(dsn: str, name: Named) -> None:
+    reader, writer = name("reader"), name("writer")
+    assert run("grant", "--reader", reader, "--writer", writer, "--create", dsn=dsn).code == 0
+    looked = run("doctor", dsn=make_conninfo(dsn, options=f"-c role={reader}"))
+    assert (looked.code, "write nothing: a reader" in looked.out) == (0, True), looked.out
+    assert "may read, write and call all" in run("doctor", dsn=make_conninfo(dsn, options=f"-c role={writer}")).out
+    made = run("search", "--index", "--embeddings", "local", dsn=make_conninfo(dsn, options=f"-c role={writer}"))
+    assert "run this as that role" in made.err
+    alter(dsn, f'REVOKE INSERT ON turnkeep.message FROM "{writer}"')
+    assert run("doctor", dsn=make_conninfo(dsn, options=f"-c role={writer}")).code == 6

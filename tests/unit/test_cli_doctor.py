@@ -222,6 +222,10 @@ def test_rights_are_judged() -> None:
     every = Rights(True, (), (), ())
     assert levels(rights_findings(every, "turnkeep", SERVER)) == {}
     assert levels(rights_findings(replace(every, may_use=False), "turnkeep", SERVER)) == {"rights": "problem"}
+    reader = replace(
+        every, missing_on_tables=("INSERT on message",), missing_on_functions=("save_v1",), reads_only=True
+    )
+    assert levels(rights_findings(reader, "turnkeep", SERVER)) == {}
     some = replace(every, missing_on_tables=("DELETE on message",))
     assert levels(rights_findings(some, "turnkeep", SERVER)) == {"rights": "warn"}
 

@@ -49,6 +49,11 @@ def schema_findings(schema: SchemaStatus, server: Server) -> Iterator[Finding]:
 def rights_findings(rights: Rights, schema: str, server: Server) -> Iterator[Finding]:
     """Judge what the role may do in the schema."""
     remedy = grant(schema, server)
+    if rights.may_use and rights.reads_only:
+        text = f"{server.role_name} may read all of {schema!r} and write nothing: a reader"
+        role = shlex.quote(server.role_name)
+        yield Finding("rights", "ok", text, f"To run agents, have the owner run `turnkeep grant --writer {role}`.")
+        return
     missing = [] if rights.may_use else ["USAGE on the schema"]
     missing += [right for right in rights.missing_on_tables if not right.startswith("DELETE")]
     missing += [f"EXECUTE on {name}" for name in rights.missing_on_functions]

@@ -40,6 +40,7 @@ def grant(
     """Give a role the rights it needs, and no more.
 
     To be run by the tables' owner, once: what later releases add is included. Run again, it mends what is missing.
+    Indexes over vectors (`turnkeep search --index`) and migrations stay the owner's: no grant allows them.
     """
     wanted: list[tuple[str, Kind]] = [(role, "reader") for role in reader or ()]
     wanted += [(role, "writer") for role in writer or ()]

@@ -82,12 +82,16 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Rights:
-    """What the role may not do in the schema, such as `INSERT on message`, and what is wrong with indexes."""
+    """What the role may not do in the schema, such as `INSERT on message`, and what is wrong with indexes.
+
+    `reads_only` says that it may read every table and write to none, as a reader may.
+    """
 
     may_use: bool
     missing_on_tables: tuple[str, ...]
     missing_on_functions: tuple[str, ...]
     invalid_indexes: tuple[str, ...]
+    reads_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -199,6 +203,7 @@ class _Session:
             missing_on_tables=tuple(row["missing_on_tables"]),
             missing_on_functions=tuple(row["missing_on_functions"]),
             invalid_indexes=tuple(row["invalid_indexes"]),
+            reads_only=row["reads_only"],
         )
 
     async def leases(self) -> Leases | None:

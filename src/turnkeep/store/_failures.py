@@ -141,6 +141,11 @@ def translated(error: psycopg.Error, schema: str) -> TurnkeepError:
             )
         case "42703" | "42704" if error.sqlstate == "42703" or text.startswith("type "):
             return SchemaError(f"schema {schema!r} lacks what this release has there ({text}): run `turnkeep migrate`")
+        case "42501" if text.startswith("must be owner"):
+            return PermissionDeniedError(
+                f"{text}: only the role that owns the schema's tables makes indexes and migrations; "
+                "run this as that role"
+            )
         case "42501":
             return PermissionDeniedError(f"{text}: ask the owner for this right; `turnkeep doctor` names the GRANT")
         case "3D000" | "28P01" | "28000":

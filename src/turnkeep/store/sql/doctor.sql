@@ -67,7 +67,11 @@ SELECT pg_catalog.has_schema_privilege(n.oid, 'USAGE') AS may_use,
         FROM pg_catalog.pg_index AS x
         JOIN pg_catalog.pg_class AS i ON i.oid = x.indexrelid
         WHERE i.relnamespace = n.oid AND NOT (x.indisvalid AND x.indisready)
-        ORDER BY 1) AS invalid_indexes
+        ORDER BY 1) AS invalid_indexes,
+    NOT EXISTS (SELECT FROM pg_catalog.pg_class AS c
+        WHERE c.relnamespace = n.oid AND c.relkind IN ('r', 'p')
+            AND (NOT pg_catalog.has_table_privilege(c.oid, 'SELECT')
+                OR pg_catalog.has_table_privilege(c.oid, 'INSERT, UPDATE, DELETE'))) AS reads_only
 FROM pg_catalog.pg_namespace AS n
 WHERE n.nspname = %(schema)s
 
