@@ -113,7 +113,8 @@ class Branch(Head):
         after all its calls have been answered (`PendingCallsError`). `write_id` makes a retry of your own harmless,
         from any process: the same id gives the first outcome (G4), and with other content `KeyReusedError`. With
         `final`, an `embedding` of the turn by `embedding_model` commits with it, padded with zeros to the column's
-        dimensions; without one, a search's worker makes it.
+        dimensions; without one, a search's worker makes it. A retry under the same `write_id` is not compared by its
+        embedding: the first one stays.
 
         Raises `UnstorableError`, and `EmbeddingDimensionsError` for a vector longer than the column, before anything
         else happens (G3), `ConflictError` if another writer was faster (G2), `LeaseHeldError` or `LeaseLostError`
