@@ -77,7 +77,8 @@ async def test_what_has_ended_is_archived_shown_and_brought_back(dsn: str, store
     listed = lines(run("ls", "--archived", "--json", dsn=dsn))
     assert {one["external_id"] for one in listed} == {"one", "two"}
     assert [one["external_id"] for one in lines(run("ls", "--json", dsn=dsn))] == ["three"]
-    assert "About one" in run("ls", "--archived", dsn=dsn).out
+    table = run("ls", "--archived", dsn=dsn).out
+    assert ("About one" in table, "unpacked" in table) == (True, True)
     for view, text in zip(views, before, strict=True):
         assert plain(run("show", "one", *view, dsn=dsn).out) == plain(text), view
     assert run("show", "one", "--raw", dsn=dsn).bytes.decode() == before[-1]
@@ -87,7 +88,8 @@ async def test_what_has_ended_is_archived_shown_and_brought_back(dsn: str, store
     assert run("diff", "one@0.0", "one", dsn=dsn).code == 5
     again = run("archive", "one", dsn=dsn)
     assert (again.code, "1 conversation was already archived" in again.err) == (0, True)
-    assert run("unarchive", "one", "two", dsn=dsn).code == 0
+    back = run("unarchive", "one", "two", dsn=dsn)
+    assert re.fullmatch(r"Unarchived 2 conversations: [\d.]+ kB of rows, [\d.]+ kB of archive before\.\n", back.out)
     assert run("show", "one", "--raw", dsn=dsn).out == before[-1]
 
 
@@ -167,6 +169,12 @@ async def test_a_pipe_or_a_link_is_written_to_and_never_replaced(dsn: str, tmp_p
     assert run("export", "one", "--output", str(link), dsn=dsn).code == 0
     assert link.is_symlink()
     assert len(real.read_bytes().splitlines()) == len(done.splitlines())
+
+
+@pytest.mark.parametrize("ending", [".zst", ".zip", ".ZIP", ".tgz"])
+def test_what_is_not_written_is_refused_before_anything(dsn: str, tmp_path: Path, ending: str) -> None:
+    refused = run("export", "--all", "--output", str(tmp_path / f"x{ending}"), dsn=dsn)
+    assert (refused.code, ".gz, .xz or .bz2" in refused.err, os.listdir(tmp_path)) == (2, True, [])
 
 
 @pytest.mark.usefixtures("three")

@@ -143,7 +143,8 @@ class _Run:
             output.note(f"{count(self._would, 'conversation')} would be archived; nothing was changed.")
             return
         raw, packed = (sum(getattr(one, name) for one in self._done) for name in ("raw_bytes", "bytes"))
-        sizes = f": {size(raw)} of rows, {size(packed)} in the archive" if self._done else ""
+        where = "in the archive" if done == "Archived" else "of archive before"
+        sizes = f": {size(raw)} of rows, {size(packed)} {where}" if self._done else ""
         if not self._options.quiet:
             output.text(f"{done} {count(len(self._done), 'conversation')}{sizes}.")
         if self._repeated:

@@ -46,7 +46,7 @@ _ARCHIVED_COLUMNS = (
     Column("title", flexible=True),
     Column("agent", flexible=True),
     Column("messages", right=True),
-    Column("before", right=True),
+    Column("unpacked", right=True),
     Column("size", right=True),
     Column("archived", right=True),
 )

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 _MAGIC = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ": lzma.open, b"BZh": bz2.open}
 _ENDINGS = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 _LONGEST_MAGIC = 6
+# Who names one of these wants it compressed, and not a file that its program can't read.
+_NOT_WRITTEN = frozenset(
+    (".zst", ".zstd", ".zip", ".7z", ".br", ".lz", ".lz4", ".lzma", ".lzo", ".z", ".tgz", ".tar", ".rar")
+)
 
 
 class Source(StrEnum):
@@ -88,6 +92,8 @@ def export(
         raise InvalidInputError("--children goes with conversations that are named")
     if output == "-" and options.output.terminal:
         raise InvalidInputError("an export is for a file: say --output FILE, or send it on with |")
+    if Path(output).suffix.lower() in _NOT_WRITTEN:
+        raise InvalidInputError(f"--output: {output}: no {Path(output).suffix} is written: name it .gz, .xz or .bz2")
     filters = {"agent_id": agent, "tags": tag or None, "metadata": pairs("--where", where) if where else None}
     damaged: CorruptionError | None = None
     with _written(output) as file:
@@ -224,7 +230,7 @@ def _written(output: str) -> Iterator[BinaryIO]:
         sys.stdout.buffer.flush()
         return
     given = Path(output)
-    opener = cast("Any", _ENDINGS.get(given.suffix, open))
+    opener = cast("Any", _ENDINGS.get(given.suffix.lower(), open))
     if given.exists() and not given.is_file():  # a device or a pipe is written to, and never replaced
         with _to_device(output, opener) as file:
             yield file
