@@ -56,7 +56,8 @@ def test_a_terminal_shows_a_bar_and_a_pipe_does_not(filled: str, advance: Advanc
 
 
 def test_times_to_live_are_set_said_and_kept(filled: str, advance: Advance) -> None:
-    assert "kept for" in run("edit", "one", "--ttl", "30d", dsn=filled).out
+    for ttl, said in (("30d", "30 d"), ("10min", "10 min"), ("36h", "1 d 12 h"), ("1.5min", "1 min 30 s")):
+        assert f"kept for {said}\n" in run("edit", "one", "--ttl", ttl, dsn=filled).out
     assert lines(run("edit", "one", "--ttl", "12h", "--json", dsn=filled))[0]["ttl"] == 43_200
     assert run("edit", "one", "--ttl", "none", dsn=filled).code == 0
     assert "for ever" in run("retention", dsn=filled).err

@@ -34,6 +34,14 @@ def test_each_hit_names_a_turn_that_show_shows(dsn: str) -> None:
     assert run("show", "order-7@5", dsn=dsn).code == 3
 
 
+async def test_an_id_with_a_colon_is_named_by_itself(store: turnkeep.AsyncStore, dsn: str) -> None:
+    await say(await store.conversation("openai-chat:chat-1"), "A kettle")
+    await say(await store.fork("openai-chat:chat-1", at=(0, 1)), "Another kettle")
+    places = [one["place"] for one in lines(run("--json", "search", "kettle", dsn=dsn))]
+    assert sorted(places) == ["openai-chat:chat-1:1@1", "openai-chat:chat-1@0"]
+    assert all("ettle" in run("show", one, dsn=dsn).out for one in places)
+
+
 @pytest.mark.usefixtures("talks")
 def test_people_see_the_words_that_match_and_what_is_missing(dsn: str) -> None:
     ran = run("search", "refunds", "--limit", "2", dsn=dsn)
@@ -47,6 +55,9 @@ def test_people_see_the_words_that_match_and_what_is_missing(dsn: str) -> None:
     ran = run("search", "refund", "--embeddings", "local", dsn=dsn)
     assert "3 turns without an embedding of wordllama-l2-supercat-256 yet" not in ran.err
     assert "4 turns without an embedding of wordllama-l2-supercat-256 yet" in ran.err
+    assert "`turnkeep embed` makes them" in ran.err
+    ran = run("search", "refund", "--mode", "semantic", dsn=dsn)
+    assert (ran.code, "--embeddings local" in ran.err, "TURNKEEP_EMBEDDINGS" in ran.err) == (2, True, True)
     nothing = run("search", "xyzzy", dsn=dsn)
     assert (nothing.code, nothing.out) == (0, "")
     assert "Nothing was found" in nothing.err
@@ -60,7 +71,7 @@ def test_conditions_of_the_command_line_hold(dsn: str) -> None:
         }
 
     assert places("refund", "--agent", "support") == {"order-7@0", "order-7@1"}
-    assert places("refund", "--metadata", "team=red") == {"with space@1"}
+    assert places("refund", "--where", "team=red") == {"with space@1"}
     assert places("refund", "--conversation", "order-7") == {"order-7@0", "order-7@1"}
     assert places("refund", "--conversation", "order-7:0") == {"order-7@0"}
     assert places("refund", "--since", "7d") == {"order-7@0", "order-7@1", "with space@1"}
@@ -99,10 +110,10 @@ async def test_nothing_of_a_conversation_reaches_the_terminal_as_it_is(store: tu
         (("x", "--index"), "--index"),
         (("",), "empty"),
         (("x", "--since", "soon"), "7d"),
-        (("x", "--mode", "semantic"), "no provider"),
+        (("x", "--mode", "semantic"), "--embeddings local"),
         (("x", "--mode", "fuzzy"), "fuzzy"),
         (("x", "--embeddings", "openai"), "neither local"),
-        (("x", "--metadata", "team"), "KEY=VALUE"),
+        (("x", "--where", "team"), "KEY=VALUE"),
     ],
 )
 def test_what_makes_no_search_is_refused(dsn: str, arguments: tuple[str, ...], said: str) -> None:

@@ -35,8 +35,13 @@ def time_to_live(option: str, text: str) -> timedelta | None:
 
 
 def lasting(kept: timedelta | None) -> str:
-    """A time to live in words."""
+    """A time to live in words, all of it: `30 d`, `1 h 30 min`."""
     if kept is None:
         return "for ever"
-    exact = kept.total_seconds() % 3600 == 0
-    return duration(kept) if exact else str(kept)
+    parts = []
+    while kept >= _UNITS["min"]:
+        parts.append(duration(kept))
+        kept %= next(length for length in (_UNITS["d"], _UNITS["h"], _UNITS["min"]) if kept >= length)
+    if kept or not parts:
+        parts.append(f"{kept.total_seconds():g} s")
+    return " ".join(parts)

@@ -20,7 +20,7 @@ from turnkeep.cli.options import EmbeddingsOption, ModelOption, Options, convers
 from turnkeep.cli.output import Output
 from turnkeep.cli.reference import CONVERSATION, find, find_only
 from turnkeep.cli.text import ago, count, cut, one_line
-from turnkeep.errors import InvalidInputError
+from turnkeep.errors import ConfigurationError, InvalidInputError
 
 if TYPE_CHECKING:
     from turnkeep.search import Hit, SearchResult
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 _MOST_COUNTED = 10_000
 _MOST_NAMED = 5
-# What a shell takes as it is, and a reference to a place does not take apart.
-_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+/-]*")
+# What a shell takes as it is. A reference to a place takes it apart at a ":" only where nothing has the longer id.
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+/:-]*")
 _LONGEST_NAME = 60
 
 
@@ -77,10 +77,10 @@ def search(
             autocompletion=complete,
         ),
     ] = None,
-    metadata: Annotated[
+    where: Annotated[
         list[str] | None,
         typer.Option(
-            "--metadata",
+            "--where",
             metavar="KEY=VALUE",
             help="Only of conversations whose metadata have this, as JSON or else text.",
         ),
@@ -112,7 +112,7 @@ def search(
     filters = {
         "agent": agent,
         "since": None if since is None else _moment(since),
-        "metadata": pairs("--metadata", metadata) if metadata else None,
+        "metadata": pairs("--where", where) if where else None,
         "tags": tag or None,
     }
     asked = _Asked(query, similar, mode, limit, conversation, filters)
@@ -125,6 +125,11 @@ async def _search(options: Options, asked: _Asked, embeddings: str | None, model
     from turnkeep.search import Search, provider_from_settings
 
     provider = None if asked.mode == "text" else provider_from_settings(embeddings, model)
+    if asked.mode == "semantic" and provider is None:
+        raise ConfigurationError(
+            "a semantic search needs embeddings of the query: say --embeddings local or a server's URL, or set "
+            "TURNKEEP_EMBEDDINGS"
+        )
     async with AsyncExitStack() as stack:
         if provider is not None and hasattr(provider, "close"):
             stack.push_async_callback(provider.close)
@@ -244,7 +249,10 @@ def notes(result: SearchResult) -> list[str]:
     missing = result.not_indexed
     for number, what in (
         (missing.text, "not indexed yet: `turnkeep embed` does it"),
-        (missing.embeddings, f"without an embedding of {result.model} yet, and found by words only"),
+        (
+            missing.embeddings,
+            f"without an embedding of {result.model} yet, and found by words only: `turnkeep embed` makes them",
+        ),
         (missing.dead, "could not be indexed: `turnkeep doctor` says more"),
     ):
         if number:
