@@ -175,9 +175,11 @@ async def test_what_comes_beside_an_unarchiving_finds_all_of_it_or_waits(
         await observer.see_waiting(1)  # its rows are there, and not committed
         rival = asyncio.ensure_future(calls[name]())
         await until(lambda: rival.done() or len(observer.waiting()) >= 2, "the rival")
-    unarchived = await back
-    done: Any = (await asyncio.gather(rival, return_exceptions=True))[0]
-    assert isinstance(unarchived, Archiving), unarchived
+    ended: list[Any] = [*await asyncio.gather(back, rival, return_exceptions=True)]
+    unarchived, done = ended
+    # What is erased while an unarchiving is repeated is not there any more: there is nothing left of it either way.
+    late = (NotFoundError,) if name == "erase" else ()
+    assert isinstance(unarchived, (Archiving, *late)), unarchived
     match name:
         case "archive":
             assert done.repeated  # it was archived still
