@@ -222,9 +222,11 @@ class Content:
         self._hash = hashlib.sha256()
         self._local = local
 
-    def add(self, kind: Kind, record: Record) -> None:
-        """Take another line into it, in the order of the format. Documents can be made again, and say nothing."""
-        if kind is not DOCUMENT and not (self._local and kind is CONVERSATION):
+    def add(self, kind: Kind, *records: Record) -> None:
+        """Take further lines into it, in the order of the format. Documents can be made again, and say nothing."""
+        if kind is DOCUMENT or (self._local and kind is CONVERSATION):
+            return
+        for record in records:
             self._hash.update(kind.line(record, without=() if self._local else kind.local))
 
     def digest(self) -> bytes:
@@ -254,6 +256,10 @@ class Writer:
         self._hash.update(line)
         self.bytes += len(line)
         return line
+
+    def rows(self, kind: Kind, records: Iterable[Record]) -> bytes:
+        """The lines of several."""
+        return b"".join([self.row(kind, record) for record in records])
 
     def end(self) -> bytes:
         """The line that ends a conversation."""

@@ -25,8 +25,6 @@ from turnkeep.store._payload import Packer
 from turnkeep.store._statements import statements
 from turnkeep.transfer import CONVERSATION, Content, Kind, Record, Writer
 
-_AT_ONCE = 256 * 1024  # bytes of lines that are packed together, beside the loop
-
 
 class AsyncArchive(AsyncOpened):
     """The part of a store that knows the archive."""
@@ -161,14 +159,10 @@ async def pack(content: AsyncContent, archived_at: object = None) -> None:
     header = await content.header()
     if header is None:
         raise CorruptionError(f"conversation {content.conversation} has branches, and is missing itself")
-    lines, size = [writer.row(CONVERSATION, header)], 0
-    async for kind, record in content.rows(documents=False):
-        lines.append(writer.row(kind, record))
-        size += len(lines[-1])
-        if size > _AT_ONCE:
-            await in_thread(packer.add, b"".join(lines))
-            lines, size = [], 0
-    await in_thread(packer.add, b"".join([*lines, writer.end(), writer.end_of_file()]))
+    packer.add(writer.row(CONVERSATION, header))
+    async for kind, records in content.pages(documents=False):
+        await in_thread(_add, packer, writer, kind, records)
+    packer.add(writer.end() + writer.end_of_file())
     payload = await in_thread(packer.payload)
     await content.move(
         {
@@ -183,6 +177,10 @@ async def pack(content: AsyncContent, archived_at: object = None) -> None:
             "archived_at": archived_at,
         }
     )
+
+
+def _add(packer: Packer, writer: Writer, kind: Kind, records: Sequence[Record]) -> None:
+    packer.add(writer.rows(kind, records))
 
 
 async def _unpack(content: AsyncContent, row: tuple[Any, ...]) -> None:

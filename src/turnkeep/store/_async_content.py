@@ -22,6 +22,8 @@ from turnkeep.transfer import BRANCH, CHECKPOINT, CONVERSATION, DOCUMENT, MESSAG
 
 Result = TypeVar("Result")
 Rows = list[tuple[Any, ...]]
+Page = tuple[Kind, list[Record]]
+"""Rows of one kind, as many as are read or written at once."""
 
 _ROWS: Final = 1000
 _BYTES: Final = 4 * 1024 * 1024
@@ -47,7 +49,7 @@ class AsyncContent:
         rows = await self._fetch(self._statement("conversation_rows"), {"exported_at": exported_at})
         return CONVERSATION.record([transfer.FORMAT, VERSION, *rows[0]]) if rows else None
 
-    async def rows(self, *, documents: bool) -> AsyncIterator[tuple[Kind, Record]]:
+    async def pages(self, *, documents: bool) -> AsyncIterator[Page]:
         """All rows that belong to it, in the order of the format."""
         sources = [
             (BRANCH, self._statement("branch_rows")),
@@ -56,18 +58,17 @@ class AsyncContent:
             (REQUEST, self._statement("request_rows")),
         ]
         for kind, statement in sources:
-            async for record in self._pages(kind, statement):
-                yield kind, record
+            async for page in self._pages(kind, statement):
+                yield page
         if documents:
-            async for kind, record in self.documents():
-                yield kind, record
+            async for page in self.documents():
+                yield page
 
-    async def documents(self) -> AsyncIterator[tuple[Kind, Record]]:
+    def documents(self) -> AsyncIterator[Page]:
         """Its documents alone."""
-        async for record in self._pages(DOCUMENT, self._statement("document_rows")):
-            yield DOCUMENT, record
+        return self._pages(DOCUMENT, self._statement("document_rows"))
 
-    async def _pages(self, kind: Kind, statement: bytes) -> AsyncIterator[Record]:
+    async def _pages(self, kind: Kind, statement: bytes) -> AsyncIterator[Page]:
         after = start = {
             "branch": -1,
             "position": -1,
@@ -76,10 +77,9 @@ class AsyncContent:
             "number": -(2**63),
             "chunk": -1,
         }
-        while page := await self._fetch(statement, {**_PAGE, **after}):
-            for row in page:
-                yield kind.record(row)
-            after = {**start, **dict(zip(kind.columns, page[-1], strict=True))}
+        while rows := await self._fetch(statement, {**_PAGE, **after}):
+            yield kind, [kind.record(row) for row in rows]
+            after = {**start, **dict(zip(kind.columns, rows[-1], strict=True))}
 
     async def digest(self, *, local: bool = False) -> bytes | None:
         """The digest of what it holds, or None where there is none."""
@@ -88,8 +88,8 @@ class AsyncContent:
             return None
         content = Content(local=local)
         content.add(CONVERSATION, header)
-        async for kind, record in self.rows(documents=False):
-            content.add(kind, record)
+        async for kind, records in self.pages(documents=False):
+            await waiting.in_thread(content.add, kind, *records)
         return content.digest()
 
     async def is_archived(self) -> bool | None:
@@ -108,9 +108,9 @@ class AsyncContent:
         if first and "parent_conversation_id" in header:
             # Held until this commits, as where a child is made: an erasure of the parent then finds its child.
             await self._run(self._statement("hold_parent"), {"parent": header["parent_conversation_id"]})
-        batches = _batches(rows)
-        while (batch := await waiting.in_thread(next, batches, None)) is not None:
-            kind, records = batch
+        pages = paged(rows)
+        while (page := await waiting.in_thread(next, pages, None)) is not None:
+            kind, records = page
             if not await self._put(kind, records, back=back):
                 return False
             # Branches first: whoever makes a conversation does it in this order.
@@ -190,20 +190,20 @@ class AsyncContent:
             await self._connection.execute(statement, {"conversation": self.conversation, **parameters})
 
 
-def _batches(rows: Iterator[tuple[Kind, Record]]) -> Iterator[tuple[Kind, list[Record]]]:
+def paged(rows: Iterator[tuple[Kind, Record]]) -> Iterator[Page]:
     """The rows, as many of a kind as a statement takes."""
-    batch: list[Record] = []
+    records: list[Record] = []
     of: Kind | None = None
     size = 0
     for kind, record in rows:
-        if of is not None and (kind is not of or len(batch) == _ROWS or size > _BYTES):
-            yield of, batch
-            batch, size = [], 0
+        if of is not None and (kind is not of or len(records) == _ROWS or size > _BYTES):
+            yield of, records
+            records, size = [], 0
         of = kind
-        batch.append(record)
+        records.append(record)
         size += sum(len(value) for value in record.values() if isinstance(value, str | list))
     if of is not None:
-        yield of, batch
+        yield of, records
 
 
 def _array(records: Sequence[Record]) -> str:

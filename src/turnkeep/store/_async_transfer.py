@@ -14,7 +14,7 @@ from turnkeep.model import Transferred
 from turnkeep.store import _details
 from turnkeep.store._archived import Archived
 from turnkeep.store._async_archive import pack
-from turnkeep.store._async_content import AsyncContent, in_transaction
+from turnkeep.store._async_content import AsyncContent, in_transaction, paged
 from turnkeep.store._async_opened import AsyncOpened, Id, no_conversation
 from turnkeep.store._async_waiting import in_thread
 from turnkeep.store._copies import copied
@@ -183,16 +183,17 @@ class AsyncTransfer(AsyncOpened):
             if "archived_at" in header and not await in_thread(Archived.is_whole, row):
                 return False
             try:
-                await in_thread(output.add, CONVERSATION, header)
+                output.add(CONVERSATION, [header])
                 if row is not None:
-                    for kind, record in Archived.rows(conversation, row):
-                        await in_thread(output.add, kind, record)
+                    archived = paged(Archived.rows(conversation, row))
+                    while (page := await in_thread(next, archived, None)) is not None:
+                        await in_thread(output.add, *page)
                     if documents:
-                        async for kind, record in content.documents():
-                            await in_thread(output.add, kind, record)
+                        async for page in content.documents():
+                            await in_thread(output.add, *page)
                 else:
-                    async for kind, record in content.rows(documents=documents):
-                        await in_thread(output.add, kind, record)
+                    async for page in content.pages(documents=documents):
+                        await in_thread(output.add, *page)
             except (psycopg.Error, CorruptionError) as error:
                 raise output.broken(error, conversation) from error
             await in_thread(output.end_conversation)
@@ -234,11 +235,7 @@ class AsyncTransfer(AsyncOpened):
             if header is None or "archived_at" not in header:
                 return await content.digest()
             row = await content.payload()
-            found = Content()
-            found.add(CONVERSATION, header)
-            for kind, record in () if row is None else Archived.rows(conversation, row):
-                found.add(kind, record)
-            return found.digest()
+            return await in_thread(_digest, header, iter(()) if row is None else Archived.rows(conversation, row))
 
         return await in_transaction(self._database, conversation, look, snapshot=True)
 
@@ -293,6 +290,14 @@ def _unstorable(reader: Reader, error: DatabaseError, what: str) -> Exception:
     return reader.error(f"{what} can't be stored: {cause.diag.message_primary}")
 
 
+def _digest(header: Record, rows: Iterator[tuple[Kind, Record]]) -> bytes:
+    content = Content()
+    content.add(CONVERSATION, header)
+    for kind, record in rows:
+        content.add(kind, record)
+    return content.digest()
+
+
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
@@ -312,9 +317,10 @@ class _Output:
         self.writer = Writer()
         self.counts = {"message": 0, "checkpoint": 0}
 
-    def add(self, kind: Kind, record: Record) -> None:
-        """Write a row."""
-        self._put(self.writer.row(kind, record))
+    def add(self, kind: Kind, records: Sequence[Record]) -> None:
+        """Write rows."""
+        for record in records:
+            self._put(self.writer.row(kind, record))
 
     def end_conversation(self) -> None:
         """Write the line that ends a conversation."""

@@ -26,8 +26,6 @@ from turnkeep.store._sync_opened import Id, Opened, no_conversation
 from turnkeep.store._sync_waiting import in_thread
 from turnkeep.transfer import CONVERSATION, Content, Kind, Record, Writer
 
-_AT_ONCE = 256 * 1024  # bytes of lines that are packed together, beside the loop
-
 
 class Archive(Opened):
     """The part of a store that knows the archive."""
@@ -162,14 +160,10 @@ def pack(content: ConversationContent, archived_at: object = None) -> None:
     header = content.header()
     if header is None:
         raise CorruptionError(f"conversation {content.conversation} has branches, and is missing itself")
-    lines, size = [writer.row(CONVERSATION, header)], 0
-    for kind, record in content.rows(documents=False):
-        lines.append(writer.row(kind, record))
-        size += len(lines[-1])
-        if size > _AT_ONCE:
-            in_thread(packer.add, b"".join(lines))
-            lines, size = [], 0
-    in_thread(packer.add, b"".join([*lines, writer.end(), writer.end_of_file()]))
+    packer.add(writer.row(CONVERSATION, header))
+    for kind, records in content.pages(documents=False):
+        in_thread(_add, packer, writer, kind, records)
+    packer.add(writer.end() + writer.end_of_file())
     payload = in_thread(packer.payload)
     content.move(
         {
@@ -184,6 +178,10 @@ def pack(content: ConversationContent, archived_at: object = None) -> None:
             "archived_at": archived_at,
         }
     )
+
+
+def _add(packer: Packer, writer: Writer, kind: Kind, records: Sequence[Record]) -> None:
+    packer.add(writer.rows(kind, records))
 
 
 def _unpack(content: ConversationContent, row: tuple[Any, ...]) -> None:

@@ -23,6 +23,8 @@ from turnkeep.transfer import BRANCH, CHECKPOINT, CONVERSATION, DOCUMENT, MESSAG
 
 Result = TypeVar("Result")
 Rows = list[tuple[Any, ...]]
+Page = tuple[Kind, list[Record]]
+"""Rows of one kind, as many as are read or written at once."""
 
 _ROWS: Final = 1000
 _BYTES: Final = 4 * 1024 * 1024
@@ -48,7 +50,7 @@ class ConversationContent:
         rows = self._fetch(self._statement("conversation_rows"), {"exported_at": exported_at})
         return CONVERSATION.record([transfer.FORMAT, VERSION, *rows[0]]) if rows else None
 
-    def rows(self, *, documents: bool) -> Iterator[tuple[Kind, Record]]:
+    def pages(self, *, documents: bool) -> Iterator[Page]:
         """All rows that belong to it, in the order of the format."""
         sources = [
             (BRANCH, self._statement("branch_rows")),
@@ -57,18 +59,17 @@ class ConversationContent:
             (REQUEST, self._statement("request_rows")),
         ]
         for kind, statement in sources:
-            for record in self._pages(kind, statement):
-                yield kind, record
+            for page in self._pages(kind, statement):
+                yield page
         if documents:
-            for kind, record in self.documents():
-                yield kind, record
+            for page in self.documents():
+                yield page
 
-    def documents(self) -> Iterator[tuple[Kind, Record]]:
+    def documents(self) -> Iterator[Page]:
         """Its documents alone."""
-        for record in self._pages(DOCUMENT, self._statement("document_rows")):
-            yield DOCUMENT, record
+        return self._pages(DOCUMENT, self._statement("document_rows"))
 
-    def _pages(self, kind: Kind, statement: bytes) -> Iterator[Record]:
+    def _pages(self, kind: Kind, statement: bytes) -> Iterator[Page]:
         after = start = {
             "branch": -1,
             "position": -1,
@@ -77,10 +78,9 @@ class ConversationContent:
             "number": -(2**63),
             "chunk": -1,
         }
-        while page := self._fetch(statement, {**_PAGE, **after}):
-            for row in page:
-                yield kind.record(row)
-            after = {**start, **dict(zip(kind.columns, page[-1], strict=True))}
+        while rows := self._fetch(statement, {**_PAGE, **after}):
+            yield kind, [kind.record(row) for row in rows]
+            after = {**start, **dict(zip(kind.columns, rows[-1], strict=True))}
 
     def digest(self, *, local: bool = False) -> bytes | None:
         """The digest of what it holds, or None where there is none."""
@@ -89,8 +89,8 @@ class ConversationContent:
             return None
         content = Content(local=local)
         content.add(CONVERSATION, header)
-        for kind, record in self.rows(documents=False):
-            content.add(kind, record)
+        for kind, records in self.pages(documents=False):
+            waiting.in_thread(content.add, kind, *records)
         return content.digest()
 
     def is_archived(self) -> bool | None:
@@ -109,9 +109,9 @@ class ConversationContent:
         if first and "parent_conversation_id" in header:
             # Held until this commits, as where a child is made: an erasure of the parent then finds its child.
             self._run(self._statement("hold_parent"), {"parent": header["parent_conversation_id"]})
-        batches = _batches(rows)
-        while (batch := waiting.in_thread(next, batches, None)) is not None:
-            kind, records = batch
+        pages = paged(rows)
+        while (page := waiting.in_thread(next, pages, None)) is not None:
+            kind, records = page
             if not self._put(kind, records, back=back):
                 return False
             # Branches first: whoever makes a conversation does it in this order.
@@ -189,20 +189,20 @@ class ConversationContent:
             self._connection.execute(statement, {"conversation": self.conversation, **parameters})
 
 
-def _batches(rows: Iterator[tuple[Kind, Record]]) -> Iterator[tuple[Kind, list[Record]]]:
+def paged(rows: Iterator[tuple[Kind, Record]]) -> Iterator[Page]:
     """The rows, as many of a kind as a statement takes."""
-    batch: list[Record] = []
+    records: list[Record] = []
     of: Kind | None = None
     size = 0
     for kind, record in rows:
-        if of is not None and (kind is not of or len(batch) == _ROWS or size > _BYTES):
-            yield of, batch
-            batch, size = [], 0
+        if of is not None and (kind is not of or len(records) == _ROWS or size > _BYTES):
+            yield of, records
+            records, size = [], 0
         of = kind
-        batch.append(record)
+        records.append(record)
         size += sum(len(value) for value in record.values() if isinstance(value, str | list))
     if of is not None:
-        yield of, batch
+        yield of, records
 
 
 def _array(records: Sequence[Record]) -> str:

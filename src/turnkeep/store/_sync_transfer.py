@@ -17,7 +17,7 @@ from turnkeep.store._archived import Archived
 from turnkeep.store._copies import copied
 from turnkeep.store._statements import statements
 from turnkeep.store._sync_archive import pack
-from turnkeep.store._sync_content import ConversationContent, in_transaction
+from turnkeep.store._sync_content import ConversationContent, in_transaction, paged
 from turnkeep.store._sync_opened import Id, Opened, no_conversation
 from turnkeep.store._sync_waiting import in_thread
 from turnkeep.transfer import CONVERSATION, Content, Kind, Reader, Record, Writer
@@ -184,16 +184,17 @@ class Transfer(Opened):
             if "archived_at" in header and not in_thread(Archived.is_whole, row):
                 return False
             try:
-                in_thread(output.add, CONVERSATION, header)
+                output.add(CONVERSATION, [header])
                 if row is not None:
-                    for kind, record in Archived.rows(conversation, row):
-                        in_thread(output.add, kind, record)
+                    archived = paged(Archived.rows(conversation, row))
+                    while (page := in_thread(next, archived, None)) is not None:
+                        in_thread(output.add, *page)
                     if documents:
-                        for kind, record in content.documents():
-                            in_thread(output.add, kind, record)
+                        for page in content.documents():
+                            in_thread(output.add, *page)
                 else:
-                    for kind, record in content.rows(documents=documents):
-                        in_thread(output.add, kind, record)
+                    for page in content.pages(documents=documents):
+                        in_thread(output.add, *page)
             except (psycopg.Error, CorruptionError) as error:
                 raise output.broken(error, conversation) from error
             in_thread(output.end_conversation)
@@ -235,11 +236,7 @@ class Transfer(Opened):
             if header is None or "archived_at" not in header:
                 return content.digest()
             row = content.payload()
-            found = Content()
-            found.add(CONVERSATION, header)
-            for kind, record in () if row is None else Archived.rows(conversation, row):
-                found.add(kind, record)
-            return found.digest()
+            return in_thread(_digest, header, iter(()) if row is None else Archived.rows(conversation, row))
 
         return in_transaction(self._database, conversation, look, snapshot=True)
 
@@ -294,6 +291,14 @@ def _unstorable(reader: Reader, error: DatabaseError, what: str) -> Exception:
     return reader.error(f"{what} can't be stored: {cause.diag.message_primary}")
 
 
+def _digest(header: Record, rows: Iterator[tuple[Kind, Record]]) -> bytes:
+    content = Content()
+    content.add(CONVERSATION, header)
+    for kind, record in rows:
+        content.add(kind, record)
+    return content.digest()
+
+
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
@@ -313,9 +318,10 @@ class _Output:
         self.writer = Writer()
         self.counts = {"message": 0, "checkpoint": 0}
 
-    def add(self, kind: Kind, record: Record) -> None:
-        """Write a row."""
-        self._put(self.writer.row(kind, record))
+    def add(self, kind: Kind, records: Sequence[Record]) -> None:
+        """Write rows."""
+        for record in records:
+            self._put(self.writer.row(kind, record))
 
     def end_conversation(self) -> None:
         """Write the line that ends a conversation."""
