@@ -12,11 +12,11 @@ import math
 import os
 import socket
 import struct
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from turnkeep.testing._child import serve
 from turnkeep.testing.vectors import BEHAVIOUR, MODEL, Json, vector
 
 
@@ -118,10 +118,7 @@ def main() -> None:
     parser.add_argument("--behaviour", type=json.loads, default={})
     given = parser.parse_args()
     server = EmbeddingHTTPServer(given.port, given.log, {**BEHAVIOUR, **given.behaviour})
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    print(json.dumps({"port": server.server_port}), flush=True)
-    sys.stdin.buffer.read()
-    os._exit(0)
+    serve(server)
 
 
 if __name__ == "__main__":

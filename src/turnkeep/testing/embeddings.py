@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import tempfile
-import urllib.request
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from turnkeep.testing._child import asked, ended, started
 from turnkeep.testing.vectors import BEHAVIOUR, MODEL
-
-_STOP_SECONDS = 10.0
-_REQUEST_SECONDS = 30.0
 
 
 class EmbeddingServer:
@@ -59,28 +55,23 @@ class EmbeddingServer:
     @property
     def waiting(self) -> int:
         """How many requests are held."""
-        return int(self._ask("/", None)["waiting"])
+        return int(asked(self.port, "/")["waiting"])
 
     def behave(self, **behaviour: Any) -> None:
         """Change what it does from now on, over a kill too."""
         self._keep(behaviour)
-        self._ask("/behave", behaviour)
+        asked(self.port, "/behave", behaviour)
 
     def start(self) -> None:
         """Start the process, or start it again after a kill. Returns once it listens."""
         if self._directory is None:
             self._directory = tempfile.TemporaryDirectory(prefix="turnkeep-embeddings-")
-        command = [sys.executable, "-P", "-m", "turnkeep.testing.embedding_process", "--port", str(self.port)]
-        command += ["--log", str(self._log()), "--behaviour", json.dumps(self._behaviour)]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
-        self._process = process
-        assert process.stdout is not None
-        with process.stdout as said:
-            line = said.readline()
-        if not line:
+        command = ["turnkeep.testing.embedding_process", "--port", str(self.port), "--log", str(self._log())]
+        self._process, port = started([*command, "--behaviour", json.dumps(self._behaviour)])
+        if port is None:
             self.stop()
             raise RuntimeError("the server of embeddings ended before it listened: its standard error says why")
-        self.port = json.loads(line)["port"]
+        self.port = port
 
     def kill(self) -> None:
         """Kill the process with SIGKILL, and wait for its end."""
@@ -106,21 +97,6 @@ class EmbeddingServer:
         return Path(self._directory.name, "log.jsonl")
 
     def _reap(self) -> None:
-        if (process := self._process) is None:
-            return
-        assert process.stdin is not None
-        process.stdin.close()
-        try:
-            process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        self._process = None
-
-    def _ask(self, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
-        data = None if body is None else json.dumps(body).encode()
-        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data)
-        with direct.open(request, timeout=_REQUEST_SECONDS) as response:
-            answer: dict[str, Any] = json.load(response)
-        return answer
+        if self._process is not None:
+            ended(self._process)
+            self._process = None

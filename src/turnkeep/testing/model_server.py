@@ -26,6 +26,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from turnkeep.testing._child import serve
 from turnkeep.testing.script import (
     MODEL,
     Exchange,
@@ -291,10 +292,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     desk = Desk(load(given.script.read_text()), given.log, Pace(given.first_token_seconds, given.token_seconds))
     server = ModelHTTPServer(given.port, desk)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    print(json.dumps({"port": server.server_port}), flush=True)
-    sys.stdin.buffer.read()
-    os._exit(0)
+    serve(server)
 
 
 if __name__ == "__main__":

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import subprocess
 import sys
 import tempfile
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from turnkeep.testing._child import asked, ended, started
 from turnkeep.testing.script import Exchange, Json, Logged, dump, read_log
-
-_STOP_SECONDS = 10.0
-_REQUEST_SECONDS = 30.0
 
 
 class ModelServer:
@@ -63,20 +59,11 @@ class ModelServer:
         if self._directory is None:
             self._directory = tempfile.TemporaryDirectory(prefix="turnkeep-model-")
             Path(self._directory.name, "script.json").write_text(self._script)
-        process = subprocess.Popen(
-            self._command(Path(self._directory.name)),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for the test, whose end is this process's end too
-        )
-        self._process = process
-        assert process.stdout is not None
-        with process.stdout as said:
-            line = said.readline()
-        if not line:
+        self._process, port = started(self._command(Path(self._directory.name)))
+        if port is None:
             self.stop()
             raise RuntimeError("the model server ended before it listened: its standard error says why")
-        self.port = json.loads(line)["port"]
+        self.port = port
 
     def kill(self) -> None:
         """Kill the process with SIGKILL, and wait for its end."""
@@ -125,7 +112,7 @@ class ModelServer:
         `streaming` counts the replies that are under way, from their request until their end or until their client
         went away; `users` has their user texts, and `chunks` how many chunks of each are sent.
         """
-        return self._ask("/status")
+        return asked(self.port, "/status")
 
     def pace(self, *, first_token_seconds: float | None = None, token_seconds: float | None = None) -> None:
         """Set the seconds that count from now on instead of every reply's own; None: its own again.
@@ -134,10 +121,10 @@ class ModelServer:
         """
         self._pace = {"first_token_seconds": first_token_seconds, "token_seconds": token_seconds}
         if self._running() is not None:
-            self._ask("/pace", self._pace)
+            asked(self.port, "/pace", self._pace)
 
     def _command(self, directory: Path) -> list[str]:
-        command = [sys.executable, "-P", "-m", "turnkeep.testing.model_server", "--port", str(self.port)]
+        command = ["turnkeep.testing.model_server", "--port", str(self.port)]
         command += ["--script", str(directory / "script.json"), "--log", str(directory / "log.jsonl")]
         for name, seconds in self._pace.items():
             if seconds is not None:
@@ -164,26 +151,9 @@ class ModelServer:
         return self._process if self._process is not None and self._process.poll() is None else None
 
     def _discard_process(self) -> None:
-        """End the process, which the end of its input tells it, and reap it."""
-        if (process := self._process) is None:
-            return
-        assert process.stdin is not None
-        process.stdin.close()
-        try:
-            process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        self._process = None
-
-    def _ask(self, path: str, body: Json | None = None) -> Json:
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}{path}", None if body is None else json.dumps(body).encode()
-        )
-        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with direct.open(request, timeout=_REQUEST_SECONDS) as response:
-            answer: Json = json.load(response)
-        return answer
+        if self._process is not None:
+            ended(self._process)
+            self._process = None
 
     def _log_text(self) -> str:
         if self._directory is None:
