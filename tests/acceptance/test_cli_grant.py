@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import uuid
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 
 import psycopg
 import pytest
@@ -13,6 +15,7 @@ from psycopg.conninfo import make_conninfo
 
 import turnkeep
 from tests.acceptance.command_line import run
+from turnkeep.search import EmbedWorker, Search
 
 USER = {"role": "user", "content": "hello"}
 RELATIONS = (
@@ -45,6 +48,26 @@ def name(dsn: str) -> Iterator[Named]:
                     connection.execute(sql.SQL(statement).format(sql.Identifier(role)))
 
 
+async def live_long(store: turnkeep.AsyncStore) -> None:
+    """What is done with what is old: indexed, found, archived, carried over, pruned, expired."""
+    branch = await store.conversation("old", agent_id="desk", ttl=timedelta(days=1))
+    await branch.begin_turn({"role": "user", "content": "a walrus"})
+    await branch.save([], final=True, embedding=[1.0, 2.0], embedding_model="m")
+    await EmbedWorker(store).run(drain=True)
+    assert [hit.external_id for hit in (await Search(store).search("walrus")).hits] == ["old"]
+    await store.archive("old")
+    file = io.BytesIO()
+    await store.export(file, ["old"])
+    await store.unarchive("old")
+    await store.erase("old")
+    assert (await store.import_(io.BytesIO(file.getvalue()))).conversations == 1
+    await store.unarchive("old")
+    await store.prune("old", older_than=timedelta(days=1))
+    await store.set_retention("desk", timedelta(days=30))
+    assert (await store.expire()).erased.conversations == 0
+    await store.set_retention("desk", None)
+
+
 async def do_everything(dsn: str) -> None:
     """What stores, workers and commands do, as the role of the DSN."""
     async with turnkeep.open(dsn) as store:
@@ -75,6 +98,7 @@ async def do_everything(dsn: str) -> None:
         assert (await store.restore("c")).messages
         assert len(await store.conversations()) == 2
         await store.erase("copy")
+        await live_long(store)
     with psycopg.connect(dsn, autocommit=True) as connection:
         insert = "INSERT INTO turnkeep.agent_checkpoints (conversation_id, turn_index, messages) VALUES (%s, 0, '[{}]')"
         connection.execute(insert, (uuid.uuid4(),))
