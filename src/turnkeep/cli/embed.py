@@ -16,13 +16,14 @@ from turnkeep.cli.options import EmbeddingsOption, ModelOption, Options, check_s
 from turnkeep.cli.serving import Log, Stop
 from turnkeep.cli.text import count
 from turnkeep.errors import PermissionDeniedError, TurnkeepError
+from turnkeep.search.text import KINDS, USUAL
 
 if TYPE_CHECKING:
     from turnkeep.search import EmbedWorker, Progress, Provider
     from turnkeep.store import AsyncStore
     from turnkeep.store._documents import Lag
 
-_KINDS = ("user", "assistant", "system", "tool", "call", "reasoning", "other")
+_USUAL = ",".join(kind for kind in KINDS if kind in USUAL)
 
 
 @command
@@ -37,7 +38,7 @@ def embed(
         typer.Option(
             "--include",
             metavar="KINDS",
-            help=f"Whose words are searched, with commas: {', '.join(_KINDS)}; else user,assistant,other.",
+            help=f"Whose words are searched, with commas: {', '.join(KINDS)}; else {_USUAL}.",
         ),
     ] = None,
     batch: Annotated[

@@ -14,8 +14,7 @@ from turnkeep import spans
 from turnkeep.errors import InvalidInputError
 from turnkeep.model import Pruned
 from turnkeep.store import _details
-from turnkeep.store._async_conversations import AsyncConversations
-from turnkeep.store._async_opened import Id, no_conversation
+from turnkeep.store._async_opened import AsyncOpened, Id, no_conversation
 from turnkeep.store._async_waiting import sleep
 
 Keep = Literal["last-per-turn", "heads"]
@@ -33,7 +32,7 @@ _LONG, _SHORT = 0.2, 0.05  # seconds that a call takes at most, as far as that i
 _TRIES = 3
 
 
-class AsyncPruning(AsyncConversations):
+class AsyncPruning(AsyncOpened):
     """The part of a store that removes what is old."""
 
     async def prune(

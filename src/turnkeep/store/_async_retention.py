@@ -9,12 +9,12 @@ from datetime import timedelta
 from turnkeep.errors import InvalidInputError
 from turnkeep.model import Erased, Expired
 from turnkeep.store import _details
-from turnkeep.store._async_conversations import AsyncConversations
+from turnkeep.store._async_opened import AsyncOpened
 
 _AT_ONCE = 1000
 
 
-class AsyncRetention(AsyncConversations):
+class AsyncRetention(AsyncOpened):
     """The part of a store that knows what has had its time."""
 
     async def set_retention(self, agent_id: str, ttl: timedelta | None) -> None:

@@ -15,8 +15,7 @@ from turnkeep import spans
 from turnkeep.errors import InvalidInputError
 from turnkeep.model import Pruned
 from turnkeep.store import _details
-from turnkeep.store._sync_conversations import Conversations
-from turnkeep.store._sync_opened import Id, no_conversation
+from turnkeep.store._sync_opened import Id, Opened, no_conversation
 from turnkeep.store._sync_waiting import sleep
 
 Keep = Literal["last-per-turn", "heads"]
@@ -34,7 +33,7 @@ _LONG, _SHORT = 0.2, 0.05  # seconds that a call takes at most, as far as that i
 _TRIES = 3
 
 
-class Pruning(Conversations):
+class Pruning(Opened):
     """The part of a store that removes what is old."""
 
     def prune(

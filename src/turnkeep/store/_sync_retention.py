@@ -10,12 +10,12 @@ from datetime import timedelta
 from turnkeep.errors import InvalidInputError
 from turnkeep.model import Erased, Expired
 from turnkeep.store import _details
-from turnkeep.store._sync_conversations import Conversations
+from turnkeep.store._sync_opened import Opened
 
 _AT_ONCE = 1000
 
 
-class Retention(Conversations):
+class Retention(Opened):
     """The part of a store that knows what has had its time."""
 
     def set_retention(self, agent_id: str, ttl: timedelta | None) -> None:

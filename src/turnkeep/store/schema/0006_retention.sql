@@ -23,7 +23,8 @@ ALTER TABLE {schema}.request SET (autovacuum_vacuum_scale_factor = 0.05);
 DROP FUNCTION IF EXISTS {schema}.create_v2;
 DROP FUNCTION IF EXISTS {schema}.update_v1;
 
--- What the planner keeps of a column's values would outlive a conversation that is erased. None of these is planned by.
+-- What the planner keeps of a column's values would outlive a conversation that is erased. It plans without: worst for a
+-- word that most of very many documents have, all of which are read then.
 ALTER TABLE {schema}.conversation
     ALTER COLUMN external_id SET STATISTICS 0, ALTER COLUMN title SET STATISTICS 0,
     ALTER COLUMN tags SET STATISTICS 0, ALTER COLUMN metadata SET STATISTICS 0;

@@ -12,6 +12,22 @@ BEGIN
     END IF;
 END $$;
 
+-- Locks all branches of a conversation, so that nobody writes, forks, copies, archives or erases meanwhile, and counts them.
+CREATE OR REPLACE FUNCTION {schema}.lock_branches(p_conversation uuid) RETURNS int
+LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_locked int := -1;
+    v_rows int;
+BEGIN
+    LOOP  -- until no fork can have added one
+        PERFORM FROM {schema}.branch AS b WHERE b.conversation_id = p_conversation ORDER BY b.branch FOR UPDATE;
+        GET DIAGNOSTICS v_rows = ROW_COUNT;
+        EXIT WHEN v_rows = v_locked;
+        v_locked := v_rows;
+    END LOOP;
+    RETURN v_locked;
+END $$;
+
 -- Locks all branches of a conversation, so that nobody writes to it, and says whether it may be archived: 'locked', or
 -- what stands in the way. One that has ended may be, whatever was open then: reopened, it goes on with that. 'not_due' is one
 -- that has not been ended, or at rest, for so many seconds.
@@ -21,16 +37,10 @@ CREATE OR REPLACE FUNCTION {schema}.archive_lock_v1(
 ) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_now timestamptz := {schema}.clock();
-    v_locked int := -1;
-    v_rows int;
+    v_locked int;
 BEGIN
     PERFORM {schema}.must_see_others();
-    LOOP  -- until no fork can have added one
-        PERFORM FROM {schema}.branch AS b WHERE b.conversation_id = p_conversation ORDER BY b.branch FOR UPDATE;
-        GET DIAGNOSTICS v_rows = ROW_COUNT;
-        EXIT WHEN v_rows = v_locked;
-        v_locked := v_rows;
-    END LOOP;
+    v_locked := {schema}.lock_branches(p_conversation);
     SELECT CASE
             WHEN v.archived_at IS NOT NULL THEN 'archived'
             WHEN p_ended_seconds IS NOT NULL AND coalesce(v.ended_at >= v_now - make_interval(secs => p_ended_seconds), true)

@@ -41,8 +41,8 @@ RETURNS boolean LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $
     SELECT {schema}.create_v2(p_conversation, p_external_id, p_agent) = 'created'
 $$;
 
--- Changes what is said of a conversation: those of title, tags, metadata and ttl that p_names names. Metadata are merged key by
--- key; a null removes one. A p_version that is not the conversation's own is a 'conflict'. The same p_update_id changes
+-- Changes what is said of a conversation: those of title, tags, metadata and ttl that p_names names. Metadata are merged
+-- key by key; a null removes one. A p_version that is not the conversation's own is a 'conflict'. The same p_update_id changes
 -- nothing more.
 CREATE OR REPLACE FUNCTION {schema}.update_v1(
     p_conversation uuid, p_update_id uuid, p_version int, p_names text[], p_title text, p_tags text[], p_metadata jsonb,

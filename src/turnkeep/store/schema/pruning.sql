@@ -2,21 +2,11 @@
 -- Each call is short: it looks at a bounded number of rows, waits for nobody longer than a second, and can be the last
 -- one: what is left then is whole.
 
--- Locks a conversation's branches, so that nobody writes, forks, copies, archives or erases meanwhile: how many there are,
--- and null where somebody held one for too long.
+-- Locks a conversation's branches as lock_branches does; null where somebody held one for too long.
 CREATE OR REPLACE FUNCTION {schema}.hold_branches(p_conversation uuid) RETURNS int
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET lock_timeout = '1s' SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    v_locked int := -1;
-    v_rows int;
 BEGIN
-    LOOP  -- until no fork can have added one
-        PERFORM FROM {schema}.branch AS b WHERE b.conversation_id = p_conversation ORDER BY b.branch FOR UPDATE;
-        GET DIAGNOSTICS v_rows = ROW_COUNT;
-        EXIT WHEN v_rows = v_locked;
-        v_locked := v_rows;
-    END LOOP;
-    RETURN v_locked;
+    RETURN {schema}.lock_branches(p_conversation);
 EXCEPTION WHEN lock_not_available THEN
     RETURN NULL;
 END $$;

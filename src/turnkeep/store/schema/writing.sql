@@ -200,7 +200,8 @@ END $$;
 -- that the caller may have sent p_write_id before. Nothing is written unless outcome is 'saved'. waiting says, at a turn's
 -- end, whether a request waits for the next one. p_parts makes another list than the parent's with the new messages at
 -- its end: see parts_of. p_seen is the write id of the head the caller has seen, if it knows: after a failover that has
--- lost writes, another checkpoint can stand in the same place. p_embedding is of a turn that ends, by p_model. What runs at every save is kept short: each expression costs.
+-- lost writes, another checkpoint can stand in the same place. p_embedding is of a turn that ends, by p_model. What runs at
+-- every save is kept short: each expression costs.
 CREATE OR REPLACE FUNCTION {schema}.save_v1(
     p_conversation uuid, p_branch int, p_turn int, p_sub_step int, p_token bigint, p_lease_seconds float8,
     p_write_id uuid, p_repeatable boolean, p_phase text, p_agent text, p_count int, p_messages json,
